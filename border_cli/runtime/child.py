@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import reduction
@@ -17,7 +16,7 @@ from border_cli.core.errors import ResourceError
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.transport import resource_error
-from border_cli.runtime.worker import Ended, Failed, Main, Reporter, Returned, Setup
+from border_cli.runtime.worker import Ended, Failed, Reporter, Returned, Setup
 
 OUTPUT_FILE = "output.log"
 """What children print, in the run directory."""
@@ -82,7 +81,7 @@ class Child:
     def __init__(
         self,
         name: str,
-        main: Main,
+        main: Callable[..., Any],
         args: tuple[Any, ...] = (),
         *,
         nice: int = _NICER,
@@ -102,7 +101,6 @@ class Child:
             name,
             None if output is None else str(output.absolute()),
             os.environ | fixed | dict(environment or {}),
-            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             logging.getLogger().getEffectiveLevel(),
             nice,
             trains,

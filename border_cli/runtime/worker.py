@@ -12,7 +12,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
@@ -50,7 +49,6 @@ class Setup:
         name: of the process.
         output: file that takes what the child prints; None: only its end is kept, for messages.
         environment: variables of the child.
-        open_files: its limit of file descriptors.
         level: of what it logs.
         nice: by how much its priority is lower than the client's.
         trains: it is a job, which starts children itself and handles the signals that stop a run.
@@ -60,7 +58,6 @@ class Setup:
     name: str
     output: str | None
     environment: Mapping[str, str]
-    open_files: int
     level: int
     nice: int
     trains: bool
@@ -247,9 +244,6 @@ def _enter(setup: Setup, parent_pid: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.LEFT_TO_CLIENT)
     os.environ.clear()
     os.environ.update(setup.environment)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (setup.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    )
     if not setup.trains:
         _lower_priority(setup.nice)
     keep_freed_memory()
@@ -287,7 +281,3 @@ def _lower_priority(nice: int) -> None:
     path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):
         path.write_text(str(min(_OOM_MAX, int(path.read_text()) + _OOM_MORE)))
-
-
-Main = Callable[..., Any]
-"""What a child runs: main(reporter, *args), importable by its path."""
