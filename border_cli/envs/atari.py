@@ -33,13 +33,6 @@ def register(env_id: str) -> None:
     atexit.register(gc.collect)
 
 
-def game_arguments(config: EnvConfig) -> dict[str, Any]:
-    """Arguments of a game that is preprocessed later: every frame, and only the actions that it uses."""
-    if config.entry_point is not None:  # a class with arguments of its own
-        return {}
-    return {"frameskip": 1, "repeat_action_probability": config.sticky_actions, "full_action_space": False}
-
-
 def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """The environment with the usual preprocessing. Raises UsageError if it is no Atari game."""
     if not hasattr(env.unwrapped, "ale"):

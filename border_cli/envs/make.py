@@ -94,8 +94,9 @@ def make_gym(
 def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     """The environment before the wrappers that every kind gets; an Atari game is preprocessed."""
     is_game, entry = config.preprocess == "atari", ENVS[config.type]
-    if is_game:
-        kwargs = atari.game_arguments(config) | kwargs
+    if is_game and config.entry_point is None:  # every frame, and only the actions that the game uses
+        sticky = {"repeat_action_probability": config.sticky_actions}
+        kwargs = {"frameskip": 1, "full_action_space": False} | sticky | kwargs
     if entry.factory:
         env = _checked(entry.load()(config, **kwargs), f"env={config.type}")
     else:
