@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from border_cli.cli.train import main
 from border_cli.runtime.forkserver import pid_gone
 from border_cli.runtime.forkserver_process import MOST_OUTPUT
+from tests.faults.amounts import sampled
 from tests.faults.commands import Command
 from tests.faults.processes import wait_until
-from tests.real_runs import tiny
-
-LOCKSTEP = ("trainer.lockstep=true",)
+from tests.real_runs import Run, in_folder, tiny
 
 
-def run(folder: Path, habit: str, *args: str, opts: int = 300, before: tuple[str, ...] = ()) -> Command:
-    """Start a run of CartPole with this habit. Its notes are in the folder `notes`."""
+def words(folder: Path, habit: str, *args: str, opts: int = 300) -> list[str]:
+    """The arguments of a run of CartPole with this habit, whose notes are in the folder `notes`."""
     notes = folder / "notes"
     notes.mkdir(parents=True, exist_ok=True)
     typed = {arg.partition("=")[0] for arg in args}
@@ -38,7 +38,26 @@ def run(folder: Path, habit: str, *args: str, opts: int = 300, before: tuple[str
     given = [arg for arg in default if arg.partition("=")[0] not in typed]
     if "trainer=sync" in args:
         given = [arg for arg in given if not arg.startswith(("n_actors", "evaluator="))]
-    return Command(folder, *tiny(*given, *args), before=before)
+    return tiny(*given, *args)
+
+
+def run(folder: Path, habit: str, *args: str, opts: int = 300, before: tuple[str, ...] = ()) -> Command:
+    """Start such a run as a command."""
+    folder.mkdir(exist_ok=True)
+    return Command(folder, *words(folder, habit, *args, opts=opts), before=before)
+
+
+def run_here(folder: Path, habit: str, *args: str, code: int = 0, opts: int = 300) -> Run:
+    """Train in this process, where the learner's own process has no part in what is tested."""
+    assert main(words(folder, habit, *args, opts=opts)) == code
+    return Run(Path("runs/latest").resolve())
+
+
+def assert_not_locked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last run of this folder can be resumed, or has nothing to do."""
+    with in_folder(folder):
+        main(["resume=runs/latest", "trust=true", "trainer.max_opts=1"])
+    assert "trained by another process" not in capsys.readouterr().err
 
 
 def notes(folder: Path, kind: str) -> dict[str, list[str]]:
@@ -53,14 +72,19 @@ def assert_gone(folder: Path) -> None:
     assert pids and [pid for pid in pids if not pid_gone(pid)] == []
 
 
-@pytest.mark.parametrize("trainer", ["async", "sync"])
-def test_j1_an_environment_may_fork_workers_and_end_them(tmp_path: Path, trainer: str) -> None:
-    with run(tmp_path, "forks", f"trainer={trainer}", opts=60) as command:
+def test_j1_an_environment_of_an_actor_may_fork_workers_and_end_them(workplace: Path) -> None:
+    assert run_here(workplace, "forks", opts=60).counts[0] == 60
+
+
+def test_j1_an_environment_of_the_learner_may_fork_workers_and_end_them(tmp_path: Path) -> None:
+    with run(tmp_path, "forks", "trainer=sync", opts=60) as command:
         assert command.end() == 0
     assert command.run.counts[0] == 60
 
 
-def test_j1_a_forked_worker_that_stays_ends_with_its_actor_and_holds_no_lock(tmp_path: Path) -> None:
+def test_j1_a_forked_worker_that_stays_ends_with_its_actor_and_holds_no_lock(
+    tmp_path: Path, full_forkserver: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also if the learner is killed."""
     with run(tmp_path, "leaves_worker", "trainer.save_interval=50", opts=10**9) as command:
         wait_until(lambda: {"actor-0", "actor-1"} <= notes(tmp_path, "pid").keys(), "both workers")
@@ -71,9 +95,7 @@ def test_j1_a_forked_worker_that_stays_ends_with_its_actor_and_holds_no_lock(tmp
         lambda: all(pid_gone(int(pid)) for pids in notes(tmp_path, "pid").values() for pid in pids),
         "the workers",
     )
-    with Command(tmp_path, "resume=runs/latest", "trust=true", "trainer.max_opts=1") as command:
-        command.end()
-        assert "trained by another process" not in command.errors
+    assert_not_locked(tmp_path, capsys)
 
 
 def test_j1_a_forked_worker_of_the_learner_holds_no_lock(tmp_path: Path) -> None:
@@ -90,67 +112,60 @@ def test_j1_a_forked_worker_of_the_learner_holds_no_lock(tmp_path: Path) -> None
             os.kill(worker, signal.SIGKILL)
 
 
-def test_j2_an_environment_may_print_a_megabyte_in_each_episode(tmp_path: Path) -> None:
-    with run(tmp_path, "prints") as command:
-        assert command.end() == 0
-    folder = command.run.path
+def test_j2_an_environment_may_print_a_megabyte_in_each_episode(
+    workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_here(workplace, "prints").path
     assert MOST_OUTPUT <= (folder / "output.log").stat().st_size <= MOST_OUTPUT + 50_000
     assert "bytes left out, which end with" in (folder / "output.log").read_text()
-    assert "xxx" not in (tmp_path / "output").read_text() + command.errors
+    assert "xxx" not in "".join(capfd.readouterr())
     assert (folder / "train.log").stat().st_size < 50_000
 
 
-@pytest.mark.parametrize("reader", ["head -1", "sleep 1000"])
+# tests/unit/test_output.py has both readers, without a run
+@pytest.mark.parametrize("reader", sampled(["sleep 1000", "head -1"], 2))
 def test_j3_prints_do_not_end_a_run_whose_reader_stops_or_closes(tmp_path: Path, reader: str) -> None:
     ours, theirs = os.pipe()
     with subprocess.Popen(reader.split(), stdin=ours, stdout=subprocess.DEVNULL) as reading:
         os.close(ours)
-        with Command(tmp_path, "--version", stdout=theirs) as command:  # the folder
-            command.end()
-        args = tiny(
-            "env=gym", "env.entry_point=tests.faults.habits:Cartpole", "env.kwargs.habit=prints",
-            f"env.kwargs.folder={tmp_path}", "agent.compile=false", "trainer.max_opts=300", "recorder.console=plain",
-        )  # fmt: skip
-        with Command(tmp_path, *args, stdout=theirs) as command:
+        with Command(tmp_path, *words(tmp_path, "prints"), stdout=theirs) as command:
             os.close(theirs)
             assert command.end() == 0
         reading.kill()
     assert command.run.counts[0] == 300
 
 
-@pytest.mark.parametrize(
-    ("habit", "args"),
-    [("is_strict", ()), ("is_strict", ("trainer=sync",)), ("wanders", ("trainer=sync",))],
-    ids=["async", "sync", "signals"],
-)
-def test_j4_what_an_environment_changes_does_not_reach_the_next_one_nor_the_run(
-    tmp_path: Path, habit: str, args: tuple[str, ...]
+SEVERAL = ("evaluator.n_envs=2", "actor_manager.envs_per_actor=2")
+"""Each process makes several environments."""
+
+
+def test_j4_what_an_environment_changes_does_not_reach_the_next_one_of_its_process(workplace: Path) -> None:
+    run_here(workplace, "is_strict", *SEVERAL)
+
+
+@pytest.mark.parametrize("habit", sampled(["wanders", "is_strict"], 2))
+def test_j4_what_an_environment_of_the_learner_changes_does_not_reach_the_run(
+    tmp_path: Path, habit: str
 ) -> None:
-    """Each process makes several; where they change handlers, the run is stopped by a signal, which saves a checkpoint."""
-    several = ("evaluator.n_envs=2", "actor_manager.envs_per_actor=2")
-    with run(tmp_path, habit, *several, *args, opts=300 if habit == "is_strict" else 10**9) as command:
-        if habit == "is_strict":
-            assert command.end() == 0
-        else:
-            command.wait_for_log("new best")
-            command.send(signal.SIGTERM)
-            assert command.end() == 143
-            assert command.run.counts[0] > 0
-            assert (command.run.path / "checkpoints").is_dir()
+    """The run is stopped by a signal, whose handler the environment has changed, and saves a checkpoint."""
+    with run(tmp_path, habit, *SEVERAL, "trainer=sync", opts=10**9) as command:
+        command.wait_for_log("new best")
+        command.send(signal.SIGTERM)
+        assert command.end() == 143
+        assert command.run.counts[0] > 0
+        assert (command.run.path / "checkpoints").is_dir()
 
 
-def test_j5_a_close_that_hangs_costs_its_deadline_and_nothing_else(tmp_path: Path) -> None:
-    with run(tmp_path, "never_closes", "actor_manager.stop_timeout_s=1") as command:
-        assert command.end() == 0
-    assert command.run.counts[0] == 300
-    assert {actor["state"] for actor in command.run.summary["actors"]} == {"done"}
+def test_j5_a_close_that_hangs_costs_its_deadline_and_nothing_else(workplace: Path) -> None:
+    done = run_here(workplace, "never_closes", "actor_manager.stop_timeout_s=1")
+    assert done.counts[0] == 300
+    assert {actor["state"] for actor in done.summary["actors"]} == {"done"}
 
 
-def test_j6_simulators_end_with_the_run(tmp_path: Path) -> None:
-    with run(tmp_path, "leaves_simulator") as command:
-        assert command.end() == 0
-    assert_gone(tmp_path)
-    assert {"trial", "actor-0", "actor-1", "evaluator"} <= notes(tmp_path, "pid").keys()
+def test_j6_simulators_end_with_the_run(workplace: Path) -> None:
+    run_here(workplace, "leaves_simulator")
+    assert_gone(workplace)
+    assert {"trial", "actor-0", "actor-1", "evaluator"} <= notes(workplace, "pid").keys()
 
 
 def test_j6_simulators_end_after_a_sigkill_of_the_group(tmp_path: Path) -> None:
@@ -165,20 +180,21 @@ def test_j6_simulators_end_after_a_sigkill_of_the_group(tmp_path: Path) -> None:
 
 
 def test_j7_j10_children_have_the_variables_and_cpus_of_the_learner_and_seeds_of_their_own(
-    tmp_path: Path,
+    tmp_path: Path, full_forkserver: None
 ) -> None:
-    drawn = []
+    """The second run has the same seed, and is one of this process."""
+    drawn, given = [], "+hydra.job.env_set.BORDER_TEST=seen"
+    with run(tmp_path / "first", "looks", given, before=("env", "OMP_PROC_BIND=true")) as command:
+        assert command.end() == 0
+    (tmp_path / "second").mkdir()
+    with in_folder(tmp_path / "second") as folder:
+        run_here(folder, "looks", given)
     for name in ("first", "second"):
-        folder = tmp_path / name
-        variables = ("env", "OMP_PROC_BIND=true")
-        with run(folder, "looks", "+hydra.job.env_set.BORDER_TEST=seen", before=variables) as command:
-            assert command.end() == 0
-        found = notes(folder, "variable")
+        found = notes(tmp_path / name, "variable")
         assert {found[process][0] for process in ("actor-0", "actor-1", "evaluator")} == {"seen"}
-        assert {lines[0] for lines in notes(folder, "cpus").values()} == {
-            str(sorted(os.sched_getaffinity(0)))
-        }
-        drawn.append({process: lines[0] for process, lines in notes(folder, "drawn").items()})
+        cpus = {lines[0] for lines in notes(tmp_path / name, "cpus").values()}
+        assert cpus == {str(sorted(os.sched_getaffinity(0)))}
+        drawn.append({process: lines[0] for process, lines in notes(tmp_path / name, "drawn").items()})
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0].values())) == len(drawn[0]) >= 4
 
@@ -198,13 +214,14 @@ def test_j8_a_long_tmpdir_and_a_user_without_a_home(tmp_path: Path) -> None:
     assert list(long.iterdir()) == []
 
 
-def test_j9_the_same_exception_at_the_same_step_ends_the_run_at_once(tmp_path: Path) -> None:
-    with run(tmp_path, "raises", "n_actors=1", "actor_manager.restart_delay_s=0.01") as command:
-        assert command.end() == 5
-    first, second = command.errors.splitlines()[-2:]
+def test_j9_the_same_exception_at_the_same_step_ends_the_run_at_once(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run_here(workplace, "raises", "n_actors=1", "actor_manager.restart_delay_s=0.01", code=5)
+    first, second = capsys.readouterr().err.splitlines()[-2:]
     assert first.endswith("ValueError: the second episode is broken")
     assert (
         second == "it raised this at the same step of the same episode before: another restart would not help"
     )
-    (actor,) = command.run.summary["actors"]
+    (actor,) = ended.summary["actors"]
     assert actor["restarts"] == 1
