@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import (
@@ -97,9 +98,19 @@ def after_opt_steps(agent: str, compiled: str, **settings: Any) -> Learned:
     one, _ = learner(agent, compiled, **settings)
     if compiled == "false":
         one.compiling = None
+    torch.set_num_threads(1 if compiled == "false" else 2)
     errors = learn(agent, one, OPT_STEPS)
+    torch.set_num_threads(1)
     assert set(one.algorithm.graphs) == (set(one.algorithm.variants) if compiled == "true" else set())
     return Learned(one.state().arrays, one.generator_state(), errors)
+
+
+def vectors(learned: Learned) -> dict[str, Array]:
+    """The state by vector, such as critics.exp_avg, whose parts are the layers."""
+    parts: dict[str, list[Array]] = {}
+    for name, array in learned.state.items():
+        parts.setdefault(".".join(name.split(".")[:2]), []).append(array.ravel())
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
 def norm(array: Array) -> float:
@@ -149,12 +160,15 @@ def test_a_compiled_opt_step_equals_the_eager_one(agent: str) -> None:
 @full_tier
 @pytest.mark.parametrize("agent", AGENTS)
 def test_compiled_opt_steps_in_bfloat16_round_no_more_than_eager_ones(agent: str) -> None:
-    """Both differ from float32 by rounding alone, each in another order of operations."""
+    """Both differ from float32 by rounding alone, each in another order of operations.
+
+    Vectors are compared as a whole: the rounding of a single number is luck.
+    """
     full = after_opt_steps(agent, "false")
     eager, compiled = (after_opt_steps(agent, how, precision="bfloat16") for how in ("false", "true"))
-    for name, array in full.state.items():
-        rounding = norm(array - eager.state[name])
-        assert norm(array - compiled.state[name]) <= 2 * rounding + 1e-2 * norm(array) + 1e-5, name
+    for name, array in vectors(full).items():
+        rounding = norm(array - vectors(eager)[name])
+        assert norm(array - vectors(compiled)[name]) <= 2 * rounding + 1e-2 * norm(array) + 1e-5, name
     assert eager.generators == compiled.generators
 
 
