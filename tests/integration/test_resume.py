@@ -497,9 +497,7 @@ def test_a_run_on_a_cluster_may_be_resumed_with_processes(tmp_path: Path) -> Non
     """The keys of Ray's actors go; one that is typed is still refused."""
     config = compose("agent=dqn", "env=cartpole", "actor_manager=ray", "n_actors=2")
     write_config(tmp_path, config)
-    stored, changed = stored_config(
-        tmp_path, parse_overrides(["actor_manager.type=process"]), "resume", False
-    )
+    stored, changed = stored_config(tmp_path, parse_overrides(["actor_manager.type=process"]), False)
     assert (stored.actor_manager.type, type(changed.actor_manager)) == ("ray", ActorManagerConfig)
     assert all(safe(stored, one) for one in changes(stored, changed))
     words = ["actor_manager.type=process", "actor_manager.address=auto"]
