@@ -119,7 +119,7 @@ class TensorLayout:
         return made.random_(generator=generator) if made.dtype in (torch.uint8, torch.bool) else made.zero_()
 
 
-class Recorder(TorchDispatchMode):
+class GraphRecorder(TorchDispatchMode):
     """Records every tensor operation inside it as a node of a graph, those of gradients too.
 
     `make_fx` of torch does this too, but imports its compiler first, which takes longer than all the rest.
@@ -179,7 +179,7 @@ def trace(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int) ->
     state, own_batch, own_noise, lr_scale = (
         map_leaves(lambda _: next(given), part) for part in (algorithm.state, batch, noise, torch.ones(()))
     )
-    recorder = Recorder(inputs)
+    recorder = GraphRecorder(inputs)
     with recorder:
         for adam, own in zip(adam_states(state), corrections.unbind(), strict=True):
             cast(TracedAdam, adam).corrections = own

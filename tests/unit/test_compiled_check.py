@@ -101,7 +101,7 @@ def test_code_of_convolutions_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_graph_has_what_happens_below_autograd_and_the_tensors_of_others_as_constants() -> None:
     """f(x, y) = ∂/∂x (x·c)² = 2·c²·x, and y grows by 1 in place."""
     c, x, y = torch.tensor(3.0), torch.tensor(2.0), torch.tensor(5.0)
-    recorder = graph.Recorder([x, y])
+    recorder = graph.GraphRecorder([x, y])
     with recorder:
         free = x.detach().requires_grad_()
         (gradient,) = torch.autograd.grad((free * c).square(), free)
