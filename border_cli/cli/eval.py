@@ -95,7 +95,7 @@ def find_model(paths: Sequence[Path], checkpoint: str | None) -> tuple[Located, 
 def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Override]) -> None:
     located, saved = find_model(paths, flags.checkpoint)
     if flags.video:
-        from border_cli.run.video import import_av
+        from border_cli.training.films import import_av
 
         import_av()  # its absence should not be noticed after the episodes
     changed, named = override_values(overrides), typed_names(overrides)
@@ -217,7 +217,7 @@ def _film(
 
     Where the policy or the environment draws random numbers, an episode may differ from that of the evaluation.
     """
-    from border_cli.run.video import film
+    from border_cli.training.films import film_episode
 
     if located.run_dir is not None:
         check_plain(located.run_dir, flags.trust)
@@ -225,7 +225,9 @@ def _film(
         for episode in range(min(flags.video, flags.episodes)):
             target = path.with_name(f"{path.stem}-episode{episode}.mp4")
             seed = seeding.integer(flags.seed, seeding.EVAL_COMMAND, episode)
-            filmed = film(env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop)
+            filmed = film_episode(
+                env, policy, saved.info.version, seed, target, flags.max_episode_steps, stop
+            )
             if filmed is None:
                 raise Interrupted(stop.code or ExitCode.SIGINT)
             steps = counted(filmed.lengths[0], "env step")

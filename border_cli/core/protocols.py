@@ -270,8 +270,8 @@ class Recorder:
     def write(self, record: Record) -> None:
         """Write one record; its opt_steps never decrease."""
 
-    def video(self, path: Path, gif: bytes, opt_steps: int, env_steps: int) -> None:
-        """Take a film. path: the mp4 file · gif: a small version."""
+    def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
+        """Take a film, an mp4 file."""
 
     def positions(self) -> dict[str, int]:
         """Lines in each file, by the option that turned it on. A resumed run cuts off what follows."""

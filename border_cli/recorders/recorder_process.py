@@ -75,7 +75,7 @@ class RemoteRecorder(Recorder):
         """Pass the record on, or keep it until the process takes it."""
         self._take(record)
 
-    def video(self, path: Path, gif: bytes, opt_steps: int, env_steps: int) -> None:
+    def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """The same with a film."""
         self._take(Video(path, opt_steps, env_steps))
 

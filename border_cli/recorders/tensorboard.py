@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import socket
-import struct
 import time
 from pathlib import Path
 
@@ -48,18 +47,8 @@ class TensorBoardRecorder(FileRecorder):
             self._newest = record.opt_steps
             scalars["opt_steps"] = float(record.opt_steps)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        return self._events(values, record.env_steps)
-
-    def video(self, path: Path, gif: bytes, opt_steps: int, env_steps: int) -> None:
-        """Append the small version of a film as an animated image."""
-        width, height = struct.unpack_from("<HH", gif, 6)
-        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
-        self._append(self._events([Summary.Value(tag="video/episode", image=image)], env_steps))
-
-    def _events(self, values: list[Summary.Value], step: int) -> bytes:
-        """The bytes of an event with these values. In an empty file the head of the file comes first."""
         now = time.time()
-        events = [Event(wall_time=now, step=step, summary=Summary(value=values))]
+        events = [Event(wall_time=now, step=record.env_steps, summary=Summary(value=values))]
         if self._file.end == 0:
             start = SessionLog(status=SessionLog.START)
             events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))

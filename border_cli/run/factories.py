@@ -266,9 +266,9 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path, keep: int) -> 
     return make_tracker(kind, info, config.recorder, keep)
 
 
-def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> bytes:
-    """Film an episode of a model, in a process of its own. Returns a small version as a GIF."""
-    from border_cli.run.video import film, small_gif
+def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> None:
+    """Film an episode of a model, in a process of its own."""
+    from border_cli.training.films import film_episode
 
     import_plugins(c.plugins)
     seeding.seed_global_generators(c.seed, seeding.GLOBAL, 3, model.version)
@@ -277,8 +277,7 @@ def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> b
     env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
     with closing(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
         seed = seeding.integer(c.seed, seeding.EVALUATION, 0)
-        film(env, policy, model.version, seed, path, c.evaluator.max_episode_steps or LONGEST_EPISODE)
-    return small_gif(path)
+        film_episode(env, policy, model.version, seed, path, c.evaluator.max_episode_steps or LONGEST_EPISODE)
 
 
 def probe_env(reporter: Reporter, config: EnvConfig, plugins: Sequence[str], seed: int) -> None:

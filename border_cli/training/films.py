@@ -1,18 +1,27 @@
-"""Films of episodes while a run trains, made in a process of their own."""
+"""Films of episodes as mp4 files: of a run while it trains, in a process of their own, and of `border-eval`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from border_cli.core.errors import ResourceError, first_line
-from border_cli.core.protocols import Recorder, StopCheck
-from border_cli.core.types import ModelInfo
+import numpy as np
+
+from border_cli.core.errors import ResourceError, UsageError, first_line
+from border_cli.core.protocols import ActingPolicy, Recorder, StopCheck
+from border_cli.core.spaces import Array
+from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.clock import Deadline
+from border_cli.training.evaluators import EpisodeRunner
+
+if TYPE_CHECKING:
+    from border_cli.envs.group import GymEnv
 
 END_S = 60.0
 """How long the end of a run waits for a film that is being made [s]."""
@@ -33,7 +42,7 @@ class Films:
     """Films an episode every `interval` opt steps, with the model of that step, unless the last film is still being made.
 
     Args:
-        make: importable by its path: make(*args, model, path) films and returns a small version as a GIF.
+        make: importable by its path: make(*args, model, path) films an episode.
         should_stop: whether the run was asked to stop; then its end does not wait for a film.
     """
 
@@ -41,7 +50,7 @@ class Films:
         self,
         interval: int,
         folder: Path,
-        make: Callable[..., Any],
+        make: Callable[..., None],
         args: tuple[Any, ...],
         recorders: Sequence[Recorder],
         should_stop: StopCheck = lambda: False,
@@ -74,9 +83,9 @@ class Films:
             return
         self._film = None
         try:
-            gif = film.child.result()
+            film.child.result()
             for recorder in self._recorders:
-                recorder.video(film.path, gif, film.opt_steps, film.env_steps)
+                recorder.video(film.path, film.opt_steps, film.env_steps)
         except (ChildError, ResourceError) as e:
             _logger.warning("no film of opt step %d: %s", film.opt_steps, first_line(e))
         finally:
@@ -92,6 +101,97 @@ class Films:
                 "the film of opt step %d is left out: it was not ready at the end", film.opt_steps
             )
             film.child.end()
-            # What `border_cli.run.video` had written of it.
-            film.path.with_name(f".{film.path.name}").unlink(missing_ok=True)
+            _unfinished(film.path).unlink(missing_ok=True)
             self._film = None
+
+
+def film_episode(
+    env: GymEnv,
+    policy: ActingPolicy,
+    opt_steps: int,
+    seed: int,
+    path: Path,
+    max_episode_steps: int,
+    should_stop: StopCheck = lambda: False,
+) -> Evaluation | None:
+    """Film one episode in the first environment, which renders `rgb_array`: a frame before each env step, and the last.
+
+    Returns the episode, None if asked to stop meanwhile; then there is no file.
+    Raises UsageError where the environment cannot draw, ResourceError where the file cannot be written.
+    """
+    fps = float(env.envs[0].metadata.get("render_fps") or 30)
+    temporary, began = _unfinished(path), False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with mp4_file(temporary, fps) as add:
+
+            def tick() -> None:
+                nonlocal began
+                if began:  # the first call comes before the reset
+                    add(_drawn(env))
+                began = True
+
+            runner = EpisodeRunner(env, max_episode_steps, should_stop)
+            evaluation = runner.evaluate(policy, opt_steps, [seed], tick)
+            if evaluation is not None:
+                add(_drawn(env))
+        if evaluation is not None:
+            temporary.replace(path)
+    except OSError as e:
+        raise ResourceError(f"{path} cannot be written: {e.strerror or e}") from e
+    finally:
+        temporary.unlink(missing_ok=True)
+    return evaluation
+
+
+@contextmanager
+def mp4_file(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
+    """A function that adds a frame (height, width, 3) uint8 to an mp4 file. The file is complete at the end.
+
+    An odd last row or column of a frame is left out: the format has none. Raises UsageError without PyAV.
+    """
+    av = import_av()
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        stream.codec_context.thread_count = 1  # a film is made beside a run
+
+        def add(frame: Array) -> None:
+            height, width = (side // 2 * 2 for side in frame.shape[:2])
+            if not stream.codec_context.is_open:
+                stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+            frame = np.ascontiguousarray(frame[:height, :width])
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
+
+        yield add
+        if stream.codec_context.is_open:
+            container.mux(stream.encode(None))
+
+
+def import_av() -> Any:
+    """The package PyAV. Raises UsageError where it is not installed."""
+    try:
+        import av
+    except ImportError as e:
+        raise UsageError("video needs PyAV", allowed="pip install 'border-cli[video]'") from e
+    return av
+
+
+def _drawn(env: GymEnv) -> Array:
+    """The environment as a picture (height, width, 3) uint8. Raises UsageError where it cannot draw one."""
+    try:
+        frame = np.asarray(env.render())
+    except Exception as e:
+        raise UsageError(
+            f"video: the environment cannot draw: {type(e).__name__}: {first_line(e)}",
+            allowed="with the packages that it draws with; without a display, MuJoCo draws with MUJOCO_GL=egl in front",
+        ) from e
+    if frame.ndim != 3 or frame.shape[2] != 3:
+        raise UsageError(
+            f"video: the environment draws frames of shape {frame.shape}", allowed="(height, width, 3)"
+        )
+    return frame.astype(np.uint8, copy=False)
+
+
+def _unfinished(path: Path) -> Path:
+    """The file that becomes this film."""
+    return path.with_name(f".{path.name}")

@@ -250,7 +250,7 @@ def test_a_film_is_passed_on_once(workplace: Path) -> None:
     settings = RecorderConfig(wandb="offline")
     for opt_steps in (50, 50, 60):
         recorder = RemoteRecorder("wandb", partial(make_tracker, "wandb", info, settings, 0), 60.0)
-        recorder.video(run.path / "film.mp4", b"", opt_steps, 2 * opt_steps)
+        recorder.video(run.path / "film.mp4", opt_steps, 2 * opt_steps)
         recorder.close()
         assert recorder.dropped == 0
     films = [row["opt_steps"] for row in wandb_rows(wandb_items(run)) if "video/episode/path" in row]

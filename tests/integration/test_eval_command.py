@@ -23,7 +23,7 @@ from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.envs import make
 from border_cli.envs.group import GymEnv
 from border_cli.envs.gym_spaces import env_spec
-from border_cli.run import video
+from border_cli.training import films
 from tests.trained import describe, save_model, save_run
 
 CARTPOLE = EnvConfig(id="CartPole-v1")
@@ -399,7 +399,7 @@ def test_a_full_disk_is_no_defect_and_leaves_no_part_of_a_video(
         path.touch()
         yield full
 
-    monkeypatch.setattr(video, "mp4_file", file_on_full_disk)
+    monkeypatch.setattr(films, "mp4_file", file_on_full_disk)
     save_drawing()
     assert main(["run", "trust=true", "episodes=1", "video=1"]) == 3
     assert "episode0.mp4 cannot be written: No space left on device" in capsys.readouterr().err
