@@ -124,9 +124,9 @@ def _killed(folder: Path, args: Sequence[str], at: float) -> bool:
     """
     victim = Started(folder, args)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        victim.process.wait(at)
+        victim.wait(at)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(victim.process.pid, signal.SIGKILL)
+        os.killpg(victim.pid, signal.SIGKILL)
     ended = victim.end() == 0
     return not ended and not is_done(folder)
 

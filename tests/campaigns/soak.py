@@ -27,11 +27,11 @@ def soak(minutes: int) -> int:
     ]
     with tempfile.TemporaryDirectory() as folder:
         started = Started(Path(folder), args)
-        main, killed, samples = started.process.pid, 0, []
+        main, killed, samples = started.pid, 0, []
         began = time.monotonic()
         for minute in range(minutes):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                started.process.wait(max(0.0, began + 60 * minute + 45 - time.monotonic()))
+                started.wait(max(0.0, began + 60 * minute + 45 - time.monotonic()))
             actors = started.workers()
             if not actors:
                 break

@@ -32,12 +32,12 @@ class Started(Command):
     """`border-train` with the given arguments, started in `folder`."""
 
     def __init__(self, folder: Path, args: Sequence[str]) -> None:
-        super().__init__(folder, *args)
+        super().__init__(folder, *args, warm=False)
 
     def workers(self) -> list[int]:
         """Return the processes that step environments: those with a higher niceness than the learner."""
         nicer = []
-        for pid in sorted(processes(session=self.process.pid)):
+        for pid in sorted(processes(session=self.pid)):
             with contextlib.suppress(OSError):
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 if int(fields[16]) > 0:
@@ -47,7 +47,7 @@ class Started(Command):
     def end(self, within_s: float | None = None) -> int:
         """Wait until all its processes ended. Returns the exit code, negative for a signal. Raises AssertionError."""
         try:
-            code = self.process.wait(ENDS_S)
+            code = self.wait(ENDS_S)
         except subprocess.TimeoutExpired:
             os.killpg(self.pid, signal.SIGKILL)
             raise AssertionError("it did not end") from None

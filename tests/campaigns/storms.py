@@ -58,9 +58,7 @@ def _storm(folder: Path, rng: random.Random) -> None:
     before = code in _CODES_BEFORE or (code == 2 and _PROBE_KILLED in started.errors)
     before |= code == 1 and _INTERPRETER in started.errors
     before = before and not list(folder.glob("runs/[0-9]*/*/config.yaml"))
-    expected = (
-        code in _CODES or before or (code == -signal.SIGINT and _is_second(strikes, started.process.pid))
-    )
+    expected = code in _CODES or before or (code == -signal.SIGINT and _is_second(strikes, started.pid))
     assert expected, f"exit code {code} after {strikes}: {started.errors}"
     if not list(folder.glob("runs/[0-9]*/*/summary.json")):
         shutil.rmtree(folder / "runs", ignore_errors=True)
@@ -83,10 +81,10 @@ def _strike_often(started: Started, rng: random.Random) -> list[_Strike]:
     strikes: list[_Strike] = []
     for _ in range(rng.randint(1, 4)):
         with contextlib.suppress(subprocess.TimeoutExpired):
-            started.process.wait(rng.uniform(0.0, 2.5))
-        if started.process.poll() is not None:
+            started.wait(rng.uniform(0.0, 2.5))
+        if started.poll() is not None:
             break
-        strikes.append(_strike(started.process.pid, rng))
+        strikes.append(_strike(started.pid, rng))
     for strike in strikes:
         if strike.signal == signal.SIGSTOP:
             with contextlib.suppress(ProcessLookupError):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from time import monotonic
 
@@ -15,18 +13,12 @@ from border_cli.checkpoints.store import list_steps, newest_valid, step_name
 from border_cli.cli.train import main
 from border_cli.config.convert import to_plain
 from border_cli.run.trust import code_names
-from tests.faults.processes import (
-    ROOT,
-    START_S,
-    TIMEOUT_S,
-    assert_session_ends,
-    handles,
-    processes,
-    wait_until,
-)
+from tests.faults.amounts import FULL
+from tests.faults.processes import START_S, assert_session_ends, handles, processes, wait_until
 from tests.faults.trap import GO, MARK
 from tests.real_runs import Run, tiny
 from tests.trained import Checkpoint, read_checkpoint
+from tests.warm import CommandProcess
 
 WARMUP, TOLERANCE = 20, 64
 _QUIET = (
@@ -42,12 +34,12 @@ _QUIET = (
 _TWO_ACTORS = ("n_actors=2", "actor_manager.stop_timeout_s=2")
 
 
-class Command:
+class Command(CommandProcess):
     """`border-train` with the given arguments, started in `folder`.
 
     Args:
         faults: faults for `tests.faults.plugin` to inject.
-        before: a command line that runs the command, such as `nice`.
+        before, warm: see `CommandProcess`.
         stdout: a descriptor, by default of the file `output`.
     """
 
@@ -58,24 +50,24 @@ class Command:
         faults: str = "",
         before: tuple[str, ...] = (),
         stdout: int | None = None,
+        warm: bool = not FULL,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        settings = {"PYTHONPATH": ROOT, "FAULTS": faults}
-        settings |= {"XDG_CACHE_HOME": folder / "cache"}
+        variables = {"FAULTS": faults, "XDG_CACHE_HOME": str(folder / "cache")}
         plugins = ["plugins=[tests.faults.plugin]"] if faults else []
-        command = Path(sys.executable).with_name("border-train")
         with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
-            self.process = subprocess.Popen(
-                [*before, str(command), *args, *plugins],
-                cwd=folder,
-                env=os.environ | {name: str(value) for name, value in settings.items()},
+            super().__init__(
+                "border-train",
+                *args,
+                *plugins,
+                folder=folder,
                 stdout=output if stdout is None else stdout,
                 stderr=errors,
-                start_new_session=True,
-                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
+                variables=variables,
+                before=before,
+                warm=warm,
             )
-        self.pid = self.process.pid
         self._since = monotonic()
 
     def __repr__(self) -> str:
@@ -128,23 +120,15 @@ class Command:
 
         within_s: limit from the last signal, or from the start [s]; None for no limit.
         """
-        code = self.process.wait(START_S)
+        code = self.wait(START_S)
         took_s = monotonic() - self._since
         assert_session_ends(self.pid)
         assert within_s is None or took_s <= within_s, f"it took {took_s:.1f} s"
         return 128 - code if code < 0 else code
 
-    def __enter__(self) -> Command:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.process.wait(TIMEOUT_S)
-
     @property
     def _ended(self) -> bool:
-        return self.process.poll() is not None
+        return self.poll() is not None
 
     @property
     def errors(self) -> str:
@@ -163,11 +147,6 @@ class Command:
     @property
     def log(self) -> str:
         return (self.run.path / "train.log").read_text()
-
-
-def _as_from_a_terminal() -> None:
-    """Restore the default handler of SIGINT, which background jobs of a shell, such as these tests, ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def border_train(

@@ -102,11 +102,11 @@ def test_j1_a_forked_worker_of_the_learner_holds_no_lock(tmp_path: Path) -> None
     with run(tmp_path, "leaves_worker", "trainer=sync", opts=10**9) as command:
         wait_until(lambda: notes(tmp_path, "pid").get("MainProcess"), "the worker")
         os.kill(command.pid, signal.SIGKILL)
-        command.process.wait()
+        command.wait()
         (worker,) = map(int, notes(tmp_path, "pid")["MainProcess"])
         try:
             with Command(tmp_path, "resume=runs/latest", "trust=true", "trainer.max_opts=1") as again:
-                again.process.wait()
+                again.wait()
                 assert "trained by another process" not in again.errors
         finally:
             os.kill(worker, signal.SIGKILL)

@@ -241,7 +241,7 @@ def test_d10_a_second_ctrl_c_ends_process_1_of_a_container_at_once(tmp_path: Pat
         def ended() -> bool:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(first), signal.SIGINT)
-            return command.process.poll() is not None
+            return command.poll() is not None
 
         wait_until(ended, "the end", START_S)
         assert (command.end(), command.errors) == (130, "")

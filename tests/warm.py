@@ -1,0 +1,306 @@
+"""Starts commands from a warm process, which has imported torch, Hydra and border_cli once and forks for each of them.
+
+A forked command behaves as a started one: it leads a session, has the default handlers of signals, its own environment,
+folder and streams, and calls the entry point of the command. Its fork server is forked as well. FAULTS_FULL=1 starts every
+command anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from border_cli.runtime import forkserver, forkserver_process
+from border_cli.runtime.signals import blocked
+from tests.faults.amounts import FULL
+
+ROOT = Path(__file__).parents[1]
+ENTRIES = {
+    f"border-{name}": f"border_cli.cli.entry:{function}"
+    for name, function in {
+        "train": "train", "eval": "evaluate", "report": "report", "export": "export", "bench": "bench",
+    }.items()
+}  # fmt: skip
+_IMPORTED = (
+    "hydra._internal.hydra",
+    "border_cli.cli.train",
+    "border_cli.cli.eval",
+    *forkserver.PRELOAD,
+)
+_MOST_BYTES = 1 << 18
+_NULL = subprocess.DEVNULL
+
+
+@dataclass(frozen=True)
+class _Request:
+    entry: str
+    argv: list[str]
+    folder: str
+    environment: dict[str, str]
+
+
+class CommandProcess:
+    """A command that runs in a session of its own.
+
+    Args:
+        command: "border-train", "border-eval" …, or "module:function", which reads sys.argv.
+        args: of the command.
+        folder: where it runs; the current one by default.
+        stdin, stdout, stderr: as `subprocess.Popen` has them, without PIPE; by default nothing.
+        variables: of the environment, besides those of this process.
+        before: a command line that runs the command, such as `nice`. It is then started anew.
+        warm: whether it is forked.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        *args: str,
+        folder: Path | None = None,
+        stdin: Any = _NULL,
+        stdout: Any = _NULL,
+        stderr: Any = _NULL,
+        variables: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+        warm: bool = not FULL,
+    ) -> None:
+        entry = ENTRIES.get(command, command)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | dict(variables or {})
+        self.returncode: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        if before or not warm:
+            module, name = entry.split(":")
+            program = ["-c", f"import sys; from {module} import {name}; sys.exit({name}())"]
+            script = [sys.executable, *program]
+            if command in ENTRIES:
+                script = [str(Path(sys.executable).with_name(command))]
+            self._process = subprocess.Popen(
+                [*before, *script, *args],
+                cwd=folder,
+                env=environment,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
+            )
+            self.pid = self._process.pid
+            return
+        request = _Request(entry, [command, *args], str((folder or Path()).absolute()), environment)
+        self._status, theirs = os.pipe()
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, theirs)
+            streams = [_descriptor(stream, stack) for stream in (stdin, stdout, stderr)]
+            socket.send_fds(_warm_process(), [pickle.dumps(request)], [*streams, theirs])
+        self.pid = int.from_bytes(os.read(self._status, 8), "little")
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._exit_code(0.0)
+
+    def wait(self, timeout_s: float = 200.0) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        code = self._exit_code(timeout_s)
+        if code is None:
+            raise subprocess.TimeoutExpired("the command", timeout_s)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> CommandProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def _exit_code(self, timeout_s: float) -> int | None:
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.returncode = self._process.wait(timeout_s) if timeout_s else self._process.poll()
+        elif self.returncode is None and select.select([self._status], [], [], timeout_s)[0]:
+            code = os.read(self._status, 8)
+            assert code, "the warm process has ended"
+            self.returncode = int.from_bytes(code, "little", signed=True)
+            os.close(self._status)
+        return self.returncode
+
+
+def finished(
+    command: str, *args: str, folder: Path | None = None, **named: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with what it has written to stdout and stderr. See `CommandProcess`."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(os.fdopen(os.memfd_create("stream"), "w+")) for _ in range(2)]
+        process = stack.enter_context(
+            CommandProcess(command, *args, folder=folder, stdout=files[0], stderr=files[1], **named)
+        )
+        code = process.wait()
+        texts = []
+        for file in files:
+            file.seek(0)
+            texts.append(file.read())
+    return subprocess.CompletedProcess([command, *args], code, *texts)
+
+
+def warm_pid() -> int | None:
+    """Process id of the warm process, None while there is none."""
+    return None if _warm is None else _warm[1].pid
+
+
+def _as_from_a_terminal() -> None:
+    """Restore the default handler of SIGINT, which background jobs of a shell, such as these tests, ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _descriptor(stream: Any, stack: contextlib.ExitStack) -> int:
+    if stream == _NULL:
+        stream = os.open(os.devnull, os.O_RDWR)
+        stack.callback(os.close, stream)
+    return stream if isinstance(stream, int) else int(stream.fileno())
+
+
+_warm: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+
+
+def _warm_process() -> socket.socket:
+    global _warm
+    if _warm is None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"from tests.warm import serve; serve({theirs.fileno()})"],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdin=_NULL,
+                pass_fds=(theirs.fileno(),),
+                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509
+            )
+        _warm = ours, process
+        atexit.register(_end_warm_process)
+    return _warm[0]
+
+
+def _end_warm_process() -> None:
+    assert _warm is not None
+    _warm[0].close()
+    _warm[1].wait()
+
+
+# -- the warm process ------------------------------------------------------------------
+
+
+def serve(descriptor: int) -> NoReturn:
+    """Fork a command for each request, until the client has closed its end. In the fork: run it."""
+    requests = socket.socket(fileno=descriptor)
+    gc.disable()
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+    running: dict[int, int] = {}  # process id → where its exit code goes
+    ours, theirs = os.pipe()
+    for end in (ours, theirs):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(theirs)
+    while True:
+        ready, _, _ = select.select([requests, ours], [], [])
+        if ours in ready:
+            os.read(ours, 4096)
+            _report_ends(running)
+        if requests not in ready:
+            continue
+        data, descriptors, *_ = socket.recv_fds(requests, _MOST_BYTES, 4)
+        if not data:
+            sys.exit()
+        *streams, told = descriptors
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _become_command(pickle.loads(data), streams)
+        running[pid] = told
+        os.write(told, pid.to_bytes(8, "little"))
+        for stream in streams:
+            os.close(stream)
+
+
+def _report_ends(running: dict[int, int]) -> None:
+    for pid in list(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            told, code = running.pop(pid), os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(told, code.to_bytes(8, "little", signed=True))
+            os.close(told)
+
+
+def _become_command(request: _Request, streams: Sequence[int]) -> NoReturn:
+    os.setsid()
+    _keep_only(streams)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    folders = request.environment["PYTHONPATH"].split(os.pathsep)
+    sys.path[:] = dict.fromkeys([*folders, *filter(None, sys.path)])
+    sys.argv = request.argv
+    forkserver._start_server = _fork_server
+    module, name = request.entry.split(":")
+    sys.exit(getattr(importlib.import_module(module), name)())
+
+
+def _fork_server() -> forkserver._Link:
+    """In place of `forkserver._start_server`."""
+    ours, theirs = socket.socketpair()
+    with blocked(), theirs:
+        pid = os.fork()
+        if pid == 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            _keep_only([null, null, 2, theirs.detach()])
+            os.environ.update(forkserver.CHILD_ENVIRONMENT)
+            forkserver_process.serve(3)
+    ours.setblocking(False)
+    forkserver._link = forkserver._Link(ours, _ForkedServer(pid))  # type: ignore[arg-type]
+    return forkserver._link
+
+
+@dataclass
+class _ForkedServer:
+    """What `forkserver.end_forkserver` needs of a process."""
+
+    pid: int
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
+
+
+def _keep_only(descriptors: Sequence[int]) -> None:
+    """Give these descriptors the numbers from 0 on, and close all others."""
+    copies = [os.dup2(descriptor, 1000 + i) for i, descriptor in enumerate(descriptors)]
+    for i, copy in enumerate(copies):
+        os.dup2(copy, i)
+    os.closerange(len(copies), 1 << 16)
