@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from border_cli.core import json_text
 from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError, first_line
@@ -30,8 +29,6 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)+")
 _STEP_NAME = re.compile(r"step-(\d{9,18})")
 _TEMPORARY = ".checkpoint.tmp"
 _DISCARDED = ".checkpoint.old"
-_READ_BYTES = 2**20
-_READ_TRIES = 3
 _MIN_VERIFIED = 2
 """Pruning always leaves this many checkpoints that verify."""
 
@@ -76,8 +73,7 @@ class Manifest:
             raise ValueError("it is not a manifest") from e
         if type(opt_steps) is not int or opt_steps < 0:
             raise ValueError(f"opt_steps is {opt_steps!r}, not a count")
-        for name in manifest.files:
-            check_file_name(name)
+        check_file_names(manifest.files)
         if parts != manifest.parts:
             raise ValueError("its parts are not those of its files")
         return manifest
@@ -104,10 +100,11 @@ def part_of(file_name: str) -> str:
     return file_name.partition(".")[0]
 
 
-def check_file_name(name: str) -> None:
-    """Raise ValueError unless this is a plain file name with a suffix, which cannot leave its folder."""
-    if not _FILE_NAME.fullmatch(name) or name == MANIFEST_FILE:
-        raise ValueError(f"{name!r} is not a valid name of a checkpoint's file")
+def check_file_names(names: Collection[str]) -> None:
+    """Raise ValueError for a name that is not a plain file name with a suffix, and could leave the folder."""
+    for name in names:
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST_FILE:
+            raise ValueError(f"{name!r} is not a valid name of a checkpoint's file")
 
 
 def step_name(opt_steps: int) -> str:
@@ -133,8 +130,7 @@ def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int)
         CheckpointIOError: when the disk fails; the checkpoint that was there is unchanged.
         ValueError: for a file name that could leave the directory.
     """
-    for file_name in files:
-        check_file_name(file_name)
+    check_file_names(files)
     path, temporary = parent / name, parent / _TEMPORARY
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -143,9 +139,9 @@ def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int)
                 shutil.rmtree(leftover)
         temporary.mkdir()
         entries = {file_name: _put_file(temporary / file_name, files[file_name]) for file_name in files}
-        _write_file(temporary / MANIFEST_FILE, Manifest(opt_steps, entries).encode())
+        _put_file(temporary / MANIFEST_FILE, Manifest(opt_steps, entries).encode())
         _sync_folder(temporary)
-        _read(temporary, (), by_size={key for key, content in files.items() if isinstance(content, LinkTo)})
+        read(temporary, (), by_size={key for key, content in files.items() if isinstance(content, LinkTo)})
         _put_in_place(temporary, path)
     except (OSError, InvalidCheckpointError) as e:
         raise CheckpointIOError(
@@ -161,42 +157,27 @@ def prune(parent: Path, keep: int, by_size: Collection[str] = ()) -> None:
 
     by_size: see `read`. Raises CheckpointIOError when the disk fails.
     """
-    paths = list_steps(parent)
-    if len(paths) <= keep:
-        return
     verified = list[Path]()
-    for path in paths:
-        try:
-            read(path, (), by_size)
-        except InvalidCheckpointError as e:
-            _logger.warning("%s", e)
-            continue
-        verified.append(path)
-        if len(verified) == _MIN_VERIFIED:
-            break
-    else:
-        _logger.warning("%s: fewer than two checkpoints verify; no older one is removed", parent)
-        return
-    try:
-        for path in paths:
-            if path not in paths[:keep] and path not in verified:
+    for i, path in enumerate(list_steps(parent)):
+        if len(verified) < _MIN_VERIFIED and verifies(path, by_size):
+            verified.append(path)
+        elif i >= keep and len(verified) == _MIN_VERIFIED:
+            try:
                 _discard(path)
                 _discard(aside(path))
-    except OSError as e:
-        raise CheckpointIOError(f"an old checkpoint in {parent} cannot be removed: {_reason(e)}") from e
+            except OSError as e:
+                raise CheckpointIOError(
+                    f"an old checkpoint in {parent} cannot be removed: {_reason(e)}"
+                ) from e
 
 
 def _put_file(path: Path, content: Content) -> FileEntry:
-    if not isinstance(content, LinkTo):
-        return _write_file(path, content)
-    try:
-        os.link(content.path, path, follow_symlinks=False)
-    except OSError:  # the file was removed, or the file system has no hard links
-        return _put_file(path, content.content)
-    return content.entry
-
-
-def _write_file(path: Path, content: bytes | Callable[[], bytes]) -> FileEntry:
+    if isinstance(content, LinkTo):
+        try:
+            os.link(content.path, path, follow_symlinks=False)
+            return content.entry
+        except OSError:  # the file was removed, or the file system has no hard links
+            return _put_file(path, content.content)
     data = content if isinstance(content, bytes) else content()
     with path.open("xb") as file:
         file.write(data)
@@ -256,31 +237,30 @@ def read(
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Verify a checkpoint and read some of its files. Files that the manifest does not name are never opened.
 
-    While a writer replaces the checkpoint, or after it crashed doing so, the directory that verifies is read.
-
     Args:
         parts: whose files to return; None for all. The others are verified too.
-        by_size: parts of whose files only the size is verified. They are not returned.
+        by_size: parts or names of files of which only the size is verified. They are not returned.
 
     Raises:
-        InvalidCheckpointError: where neither the checkpoint nor its aside verifies.
+        InvalidCheckpointError: naming the file that does not verify. The bytes that are returned do.
     """
-    for tries_left in reversed(range(_READ_TRIES)):
-        try:
-            return _read(path, parts, by_size)
-        except InvalidCheckpointError as e:
-            with contextlib.suppress(InvalidCheckpointError):
-                return _read(aside(path), parts, by_size)
-            # A missing file may mean that a writer replaced the checkpoint between the two reads.
-            if not tries_left or not isinstance(e.__cause__, FileNotFoundError):
-                raise
-    raise AssertionError("the last try returns or raises")
+    contents = dict[str, bytes]()
+    with _verifying(path / MANIFEST_FILE), _open_folder(_current(path)) as folder:
+        manifest = _manifest(folder)
+        match = _STEP_NAME.fullmatch(path.name)
+        if match and int(match[1]) != manifest.opt_steps:  # which no checksum covers
+            raise ValueError(f"it is of opt step {manifest.opt_steps}, and its directory is not")
+        for name, entry in manifest.files.items():
+            data = _file(path, folder, name, entry, name in by_size or part_of(name) in by_size)
+            if data is not None and (parts is None or part_of(name) in parts):
+                contents[name] = data
+    return manifest, contents
 
 
 def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
     """One file of a checkpoint, verified. Raises InvalidCheckpointError."""
-    with _verifying(path / name), _open_folder(_current(path)) as folder, open_plain(name, folder) as file:
-        return _verified(file, entry, wanted=True)
+    with _verifying(path / name), _open_folder(_current(path)) as folder:
+        return _file(path, folder, name, entry) or b""
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -298,7 +278,8 @@ def list_steps(parent: Path) -> list[Path]:
     """Paths of the checkpoints below `parent`, newest first, valid or not."""
     if not parent.is_dir():
         return []
-    names = {_own_name(entry.name) for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)}
+    folders = (entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False))
+    names = {re.sub(r"^\.(.*)\.aside$", r"\1", name) for name in folders}
     steps = {int(match[1]): name for name in names if (match := _STEP_NAME.fullmatch(name))}
     return [parent / steps[opt_steps] for opt_steps in sorted(steps, reverse=True)]
 
@@ -323,62 +304,28 @@ def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:
     )
 
 
-def _read(
-    path: Path, parts: Collection[str] | None, by_size: Collection[str] = ()
-) -> tuple[Manifest, dict[str, bytes]]:
-    """One pass over a directory. The bytes that are returned are those that were verified.
-
-    by_size: may hold names of single files, too.
-    """
-    contents = dict[str, bytes]()
-    with _verifying(path / MANIFEST_FILE), _open_folder(path) as folder:
-        manifest = _manifest(folder)
-        match = _STEP_NAME.fullmatch(_own_name(path.name))
-        if match and int(match[1]) != manifest.opt_steps:  # which no checksum covers
-            raise ValueError(f"it is of opt step {manifest.opt_steps}, and its directory is not")
-        for name, entry in manifest.files.items():
-            with _verifying(path / name), open_plain(name, folder) as file:
-                if name in by_size or part_of(name) in by_size:
-                    _check_size(file, entry)
-                elif parts is None or part_of(name) in parts:
-                    contents[name] = _verified(file, entry, wanted=True)
-                else:
-                    _verified(file, entry, wanted=False)
-    return manifest, contents
-
-
 def _manifest(folder: int) -> Manifest:
     with open_plain(MANIFEST_FILE, folder) as file:
         return Manifest.decode(json_text.read(file))
 
 
-def _verified(file: BinaryIO, entry: FileEntry, wanted: bool) -> bytes:
-    """Check a file against its entry. Returns its content if it is wanted."""
-    _check_size(file, entry)
-    digest, kept = hashlib.sha256(), bytearray()
-    while block := file.read(_READ_BYTES):
-        digest.update(block)
-        if wanted:
-            kept += block
-    if digest.hexdigest() != entry.sha256:
-        raise ValueError("its SHA-256 is not that of its manifest")
-    return bytes(kept)
-
-
-def _check_size(file: BinaryIO, entry: FileEntry) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size != entry.bytes:
-        raise ValueError(f"it has {size} bytes, its manifest says {entry.bytes}")
+def _file(path: Path, folder: int, name: str, entry: FileEntry, by_size: bool = False) -> bytes | None:
+    """The content of a file, verified; None if only its size is to be verified. Raises InvalidCheckpointError."""
+    with _verifying(path / name), open_plain(name, folder) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != entry.bytes:
+            raise ValueError(f"it has {size} bytes, its manifest says {entry.bytes}")
+        if by_size:
+            return None
+        data = file.read()
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise ValueError("its SHA-256 is not that of its manifest")
+        return data
 
 
 def _current(path: Path) -> Path:
     """Where a checkpoint is now: under its name, or aside."""
     return path if path.exists() else aside(path)
-
-
-def _own_name(name: str) -> str:
-    """The name of a checkpoint that may be aside."""
-    return name[1 : -len(".aside")] if name.endswith(".aside") else name
 
 
 @contextlib.contextmanager

@@ -28,10 +28,9 @@ _logger = logging.getLogger(__name__)
 class CheckpointManager:
     """Saves checkpoints/step-…/ and best/ of one run.
 
-    Each write is tried twice. After a failed save training continues, and as many of the following saves are skipped as
-    saves have failed in a row; the third failure in a row raises. A best model that cannot be written is kept in memory
-    and written with the next checkpoint. A block of the replay that is full is written once: later checkpoints hard-link
-    its file.
+    Each write is tried twice. After a failed one training continues; the third failure in a row, or a failure of the last
+    write of the run, raises CheckpointIOError. A best model that cannot be written is kept in memory and written with the
+    next checkpoint. A block of the replay that is full is written once: later checkpoints hard-link its file.
 
     Attributes:
         saved_at: opt step of the newest checkpoint, 0 before the first.
@@ -62,57 +61,53 @@ class CheckpointManager:
         self._written_blocks: dict[str, tuple[Path, store.FileEntry]] = {}
         self._pending_best: tuple[int, Files] | None = None
         self._failures = 0  # in a row
-        self._skips = 0  # intervals still to be skipped
         self.saved_at = 0
 
-    def skip_interval(self) -> bool:
-        """Whether to skip the save of this interval, because of failures before it. To be asked once per interval."""
-        skip = self._skips > 0
-        self._skips -= skip
-        return skip
-
     def save_best(self, model: ModelInfo, score: Evaluation, regular: Evaluation | None = None) -> None:
-        """Replace best/ by this model: now or, if the disk fails, with the next checkpoint.
-
-        score, regular: see `contents.best_files`. The arrays are copied.
-        """
-        began = monotonic()
+        """Replace best/ by this model. score, regular: see `contents.best_files`. The arrays are copied."""
         self._pending_best = (score.opt_steps, contents.best_files(self._model, model, score, regular))
-        try:
-            _twice(self._write_best)
-        except CheckpointIOError as e:
-            self._telemetry.failed_saves += 1
-            _logger.warning("%s; the model is kept in memory for the next checkpoint", first_line(e))
-        self._telemetry.excluded_s += monotonic() - began
+        self._attempt(self._write_best)
 
     def save(self, state: RunState, last: bool = False) -> None:
-        """Write a checkpoint of this state, after the best model if that is still pending.
-
-        last: no save follows. Raises CheckpointIOError where the run has to end.
-        """
+        """Write a checkpoint of this state, after the best model if that is still pending. last: no save follows."""
         began = monotonic()
 
         def write() -> None:
             self._write_best()  # first: no checkpoint mentions a best model that is not on the disk
             self._write_checkpoint(state)
 
-        try:
-            _twice(write)
-        except CheckpointIOError as e:
-            self._count_failure(e, last)
-        else:
+        if self._attempt(write, last):
             self.saved_at = int(state.loop["limiter"]["opt_steps"])
-            self._failures = self._skips = 0
             self._telemetry.took("time/save_ms", monotonic() - began)
-        finally:
-            self._telemetry.excluded_s += monotonic() - began
 
     def save_pending_best(self) -> None:
-        """At the end of a run: write the best model if that is still pending. Raises CheckpointIOError."""
+        """At the end of a run: write the best model if that is still pending."""
+        if self._pending_best is not None:
+            self._attempt(self._write_best, last=True)
+
+    def _attempt(self, write: Callable[[], None], last: bool = False) -> bool:
+        """Write, and once more if that fails. Returns whether it was written. Raises CheckpointIOError, see the class."""
+        began = monotonic()
         try:
-            _twice(self._write_best)
+            try:
+                write()
+            except CheckpointIOError:
+                write()
         except CheckpointIOError as e:
-            self._count_failure(e, last=True)
+            self._telemetry.failed_saves += 1
+            self._failures += 1
+            if not last and self._failures < MAX_FAILURES:
+                _logger.warning("%s; training continues", first_line(e))
+                return False
+            why = "it was the last save of the run" if last else f"{MAX_FAILURES} saves in a row have failed"
+            raise CheckpointIOError(
+                f"{first_line(e)}\n{why}; the checkpoints before it are unchanged\n"
+                "allowed: a disk that has room and can be written to; then resume=<run> continues from the newest"
+            ) from e
+        finally:
+            self._telemetry.excluded_s += monotonic() - began
+        self._failures = 0
+        return True
 
     def replay_loaded(self, replay: State) -> None:
         """Note that this replay was loaded from `resumed_from`: its full blocks are on the disk already."""
@@ -140,13 +135,10 @@ class CheckpointManager:
             store.prune(folder, self._keep, by_size=(REPLAY,))
         except CheckpointIOError as e:  # the new checkpoint is there; one more old one does no harm
             _logger.warning("%s", e)
-        try:
-            manifest = store.read_manifest(path)
-        except store.InvalidCheckpointError as e:  # it verified a moment ago, so the disk fails now
-            raise CheckpointIOError(str(e)) from e
+        manifest = store.read_manifest(path)
         self._note_blocks(path, manifest, replay)
-        sizes = {name: entry.bytes for name, entry in manifest.files.items()}
-        total, new = sum(sizes.values()), sum(sizes[name] for name in sizes.keys() - links.keys())
+        total = sum(entry.bytes for entry in manifest.files.values())
+        new = total - sum(manifest.files[name].bytes for name in links)
         _logger.info(
             "checkpoint at opt step %d: %s, %s of it new", info.version, decimal(total), decimal(new)
         )
@@ -156,26 +148,6 @@ class CheckpointManager:
         """Later checkpoints link the full blocks of this one instead of writing them again."""
         files = manifest.files
         self._written_blocks = {name: (path / name, files[name]) for name in _full(replay) if name in files}
-
-    def _count_failure(self, error: CheckpointIOError, last: bool) -> None:
-        self._telemetry.failed_saves += 1
-        self._failures += 1
-        if last or self._failures >= MAX_FAILURES:
-            why = "it was the last save of the run" if last else f"{MAX_FAILURES} saves in a row have failed"
-            raise CheckpointIOError(
-                f"{first_line(error)}\n{why}; the checkpoints before it are unchanged\n"
-                "allowed: a disk that has room and can be written to; then resume=<run> continues from the newest"
-            ) from error
-        self._skips = self._failures
-        skipped = "next save is" if self._skips == 1 else f"next {self._skips} saves are"
-        _logger.warning("%s; training continues, and the %s skipped", first_line(error), skipped)
-
-
-def _twice(write: Callable[[], None]) -> None:
-    try:
-        write()
-    except CheckpointIOError:
-        write()
 
 
 def _full(replay: State | None) -> list[str]:

@@ -266,8 +266,7 @@ class TrainingLoop(ABC):
                 case "record":
                     self._record()
                 case "save":
-                    if not p.checkpoints.skip_interval():
-                        self._save()
+                    self._save()
 
     def _record(self) -> None:
         """Write the metrics since the last record, at most once per opt step."""

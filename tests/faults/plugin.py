@@ -39,18 +39,18 @@ def hang() -> None:
 
 def hold_save(number: int) -> None:
     """Make a checkpoint (counted from 1) wait after its first file until the test releases it."""
-    write_file, to_come = store._write_file, number
+    put_file, to_come = store._put_file, number
 
     def held(path: Path, content: Any) -> store.FileEntry:
         nonlocal to_come
-        entry = write_file(path, content)
+        entry = put_file(path, content)
         if path.name == store.MANIFEST_FILE:
             to_come -= 1
         elif to_come == 1:
             spring("wait")
         return entry
 
-    store._write_file = held
+    store._put_file = held
 
 
 def save_at(*opt_steps: int) -> None:

@@ -1,40 +1,34 @@
-"""Processes that save checkpoints in a loop, without torch, and kill themselves at a chosen moment.
+"""Saves checkpoints without torch, and kills the saving process at every file operation of a save.
 
-The moments are the disk operations of a save: make, open, write, sync, link, rename, remove. The parent process has one
-thread, so it can fork all savers instead of starting Python for each.
+The parent process has one thread, so it can fork all savers instead of starting Python for each.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from border_cli.checkpoints import contents, store
-from border_cli.checkpoints.contents import CHECKPOINTS, read_run_state
+from border_cli.checkpoints import store
+from border_cli.checkpoints.contents import BEST, CHECKPOINTS, read_run_state
 from border_cli.config.schema import CheckpointConfig, TrainConfig
 from border_cli.core.progress import Progress
 from border_cli.core.spaces import Array
 from border_cli.core.state import Block, RunState, State
-from border_cli.core.types import ModelInfo
+from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_SPEC
 
-SAVES = 5
-NEVER = 2**31
+_KILLED = 9
 _EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
-_WEIGHTS = 50_000
-_BLOCK_ROWS = 3000
 
 
 class FakeAgent:
@@ -48,38 +42,31 @@ class FakeAgent:
 
     @property
     def weights(self) -> Array:
-        return np.full(_WEIGHTS, self.opt_steps, np.float32)
+        return np.full(5_000, self.opt_steps, np.float32)
 
-    def state(self) -> State:
-        return State({"weights": self.weights}, {"opt_steps": self.opt_steps})
-
-
-def manager(run_dir: Path, agent: Any, keep: int = 2) -> CheckpointManager:
-    config = TrainConfig(checkpoint=CheckpointConfig(keep=keep, replay="full"))
-    return CheckpointManager(
-        run_dir, config, COUNTING_SPEC, agent, Telemetry(RatioLimiter(1.0, 0, 64), Progress())
-    )
-
-
-def run_state(agent: FakeAgent) -> RunState:
-    """Return a state with one sealed block of the replay per opt step, and one open block."""
-    blocks = tuple(
-        Block(f"rows-{i:09d}", i < agent.opt_steps, partial(_rows, i)) for i in range(agent.opt_steps + 1)
-    )
-    loop = {"limiter": {"opt_steps": agent.opt_steps}}
-    return RunState(agent.state(), State({}, {}, blocks), State(), State(), loop, {})
+    def state(self) -> RunState:
+        """Return a state with one sealed block of the replay per opt step, and one open block."""
+        blocks = tuple(
+            Block(f"rows-{i:09d}", i < self.opt_steps, partial(_rows, i)) for i in range(self.opt_steps + 1)
+        )
+        loop = {"limiter": {"opt_steps": self.opt_steps}}
+        agent = State({"weights": self.weights}, {"opt_steps": self.opt_steps})
+        return RunState(agent, State({}, {}, blocks), State(), State(), loop, {})
 
 
 def _rows(i: int) -> dict[str, Array]:
-    return {"obs": np.full(_BLOCK_ROWS, i, np.int64)}
+    return {"obs": np.full(300, i, np.int64)}
 
 
 def save(run_dir: Path, steps: range, keep: int = 2) -> Iterator[int]:
-    """Save a checkpoint at each of these opt steps, and yield the opt step after each save."""
-    agent = FakeAgent()
-    saves = manager(run_dir, agent, keep)
+    """Save the best model and a checkpoint at each of these opt steps, and yield the opt step after each save."""
+    agent: Any = FakeAgent()
+    config = TrainConfig(checkpoint=CheckpointConfig(keep=keep, replay="full"))
+    telemetry = Telemetry(RatioLimiter(1.0, 0, 64), Progress())
+    manager = CheckpointManager(run_dir, config, COUNTING_SPEC, agent, telemetry)
     for agent.opt_steps in steps:
-        saves.save(run_state(agent))
+        manager.save_best(agent.model_info(), Evaluation(agent.opt_steps, (1.0,), (1,)))
+        manager.save(agent.state())
         yield agent.opt_steps
 
 
@@ -97,112 +84,43 @@ def read(run_dir: Path) -> int | None:
     return opt_steps
 
 
-class _TickingFile:
-    """A file that ticks in the middle of each write."""
-
-    def __init__(self, file: Any, tick: Callable[[], None]) -> None:
-        self._file = file
-        self._tick = tick
-
-    def write(self, data: bytes) -> None:
-        half = len(data) // 2
-        self._file.write(data[:half])
-        self._file.flush()
-        self._tick()
-        self._file.write(data[half:])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-class _Killer:
-    """Counts moments, and kills this process at moment `at`. armed: whether it counts."""
-
-    def __init__(self, at: int, armed: bool) -> None:
-        self._at = at
-        self.seen = 0
-        self.armed = armed
-
-    def tick(self) -> None:
-        if self.armed:
-            self.seen += 1
-            if self.seen == self._at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def watch(self) -> None:
-        """Count all disk operations from now on, and the middle of each write."""
-        fsync, path_open = os.fsync, Path.open
-
-        def ticking_fsync(descriptor: int) -> None:
-            self.tick()
-            fsync(descriptor)
-
-        @contextlib.contextmanager
-        def ticking_open(path: Path, mode: str = "r", **options: Any) -> Iterator[Any]:
-            with path_open(path, mode, **options) as file:
-                yield _TickingFile(file, self.tick) if mode == "xb" else file
-
-        def audit(event: str, args: tuple[Any, ...]) -> None:
-            if event in _EVENTS or (event == "open" and args[2] & os.O_CREAT):
-                self.tick()
-
-        os.fsync = ticking_fsync
-        Path.open = ticking_open  # type: ignore[assignment,method-assign]
-        sys.addaudithook(audit)
-
-    def watch_prune(self) -> None:
-        """Count only the operations that remove old checkpoints."""
-        prune = contents.store.prune
-
-        def armed_prune(*args: Any, **kwargs: Any) -> None:
-            self.armed = True
-            prune(*args, **kwargs)
-            self.armed = False
-
-        contents.store.prune = armed_prune
-
-
-def _run(folder: Path, mode: str, at: int) -> int:
-    """Save until the process is killed at moment `at`. Returns the number of moments if it is never reached."""
-    killer = _Killer(at, armed=mode != "prune")
-    if mode == "prune":
-        killer.watch_prune()
-    killer.watch()
-    with (folder.parent / f"{folder.name}.committed").open("wb", buffering=0) as committed:
-        for step in save(folder, range(1, SAVES + 1)):
-            committed.write(b"%d" % step)
-    return killer.seen
-
-
-def _forked(folder: Path, mode: str, at: int) -> int | None:
-    """Run `_run` in a forked process and return its result; None if it was killed."""
-    reading, writing = os.pipe()
+def _killed_at(run_dir: Path, moment: int) -> bool:
+    """Fork a process that saves opt step 3 and is killed at this moment. Returns whether the save was not over then."""
     pid = os.fork()
     if pid == 0:
-        with contextlib.suppress(BaseException):
-            seen = _run(folder, mode, at)
-            os.write(writing, b"%d" % seen)
-            os._exit(0)
-        os._exit(1)
-    os.close(writing)
-    _, status = os.waitpid(pid, 0)
-    with os.fdopen(reading, "rb") as pipe:
-        seen = pipe.read()
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return None
-    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, f"the saver ended with {status}"
-    return int(seen)
+        left = moment
+
+        def die(event: str, args: tuple[Any, ...]) -> None:
+            nonlocal left
+            if event in _EVENTS or (event == "open" and args[2] & os.O_CREAT):
+                left -= 1
+                if left < 0:
+                    os._exit(_KILLED)  # as SIGKILL would: nothing is cleaned up
+
+        sys.addaudithook(die)
+        os._exit(len(list(save(run_dir, range(3, 4)))) - 1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, _KILLED)
+    return code == _KILLED
 
 
-def main(folder: Path, mode: str, points: list[float]) -> None:
-    """Run one saver per point, killed at that share of all moments, each in its own folder. Prints folders and moments."""
-    total = _forked(folder / "whole", mode, NEVER)
-    assert total
-    for i, point in enumerate(points):
-        at = 1 + int(point * total)
-        assert _forked(folder / str(i), mode, at) is None
-        print(json.dumps({"folder": str(folder / str(i)), "at": at, "of": total}))
+def main(folder: Path) -> None:
+    """Kill savers at every moment, and check what each leaves. Prints opt steps of the newest checkpoints and of best/."""
+    whole, moment, running = folder / "whole", 0, True
+    assert list(save(whole, range(1, 3))) == [1, 2]
+    while running:
+        run_dir = Path(shutil.copytree(whole, folder / str(moment)))
+        running = _killed_at(run_dir, moment)
+        steps = store.list_steps(run_dir / CHECKPOINTS)
+        assert len([path for path in steps if store.verifies(path)]) >= 2
+        print(read(run_dir), store.verify(run_dir / BEST).opt_steps)
+        assert len(list((run_dir / CHECKPOINTS).glob(".*"))) <= 1
+        assert list(save(run_dir, range(4, 5))) == [4]  # the next save cleans up
+        assert [*run_dir.glob(".*"), *(run_dir / CHECKPOINTS).glob(".*")] == []
+        assert read(run_dir) == store.verify(run_dir / BEST).opt_steps == 4
+        shutil.rmtree(run_dir)
+        moment += 1
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], [float(point) for point in sys.argv[3:]])
+    main(Path(sys.argv[1]))
