@@ -10,6 +10,7 @@ import numpy as np
 from bench.report import Figure
 from border_cli import compose
 from border_cli.actors.manager import ActorManager
+from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.envs.group import GymEnv
 from border_cli.envs.make import make_gym
@@ -42,15 +43,10 @@ CASES = (
         16_000,
         {1: None, 4: None, 8: None, 16: 0.85, 64: None},
     ),
+    # With several environments, ALE's own threads step the games.
     Case(
         "Pong, DQN with Nature's network",
-        "agent=dqn env=pong agent.epsilon_final=1.0 env.native=never",
-        2_000,
-        {1: None, 8: 0.6},
-    ),
-    Case(
-        "Pong in ALE's threads, DQN with Nature's network",
-        "agent=dqn env=pong agent.epsilon_final=1.0 env.native=always",
+        "agent=dqn env=pong agent.epsilon_final=1.0",
         2_000,
         {1: None, 8: 0.6},
     ),
@@ -117,7 +113,7 @@ def _game_rate(native: bool) -> float:
 def _raw_rate(config: TrainConfig, env_steps: int) -> float:
     """Return the env steps/s of the bare environments with random actions, which are drawn before."""
     n_envs = config.actor_manager.envs_per_actor
-    native = config.env.native == "always"
+    native = steps_natively(config)
     envs = [make_gym(config.env, native=native) for _ in range(n_envs)]
     for i, env in enumerate(envs):
         env.reset(seed=i)

@@ -131,8 +131,7 @@ def config_hash(args: list[str]) -> str:
     with Composer(parse_overrides(args)) as composer:
         config = composer.compose().config
     kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
-    for name in ("native", "type"):  # gymnasium and ALE give the same frames
-        kept["env"].pop(name)
+    kept["env"].pop("type")
     for key, reason, _ in unused(config):  # so that a new switch that is off does not change the hash
         group, _, name = key.partition(".")
         if group in ("agent", "env") and reason.startswith(f"with {group}."):

@@ -11,9 +11,12 @@ from border_cli.cli.command import command, tracebacks
 from border_cli.cli.compose import Composer
 from border_cli.cli.overrides import Parser, override_values, parse_overrides, typed_names
 from border_cli.cli.translate import check_words
-from border_cli.config import registry
+from border_cli.config import registry, throughput
+from border_cli.config.resolve import envs_per_actor
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
+from border_cli.core.format import number
+from border_cli.runtime import machine
 from border_cli.runtime.signals import StopFlag
 
 
@@ -46,9 +49,9 @@ def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
     from rich.console import Console
 
     from border_cli.display.output import output
-    from border_cli.display.tables import print_bench
-    from border_cli.run.preflight import preflight  # not earlier: they import torch
-    from border_cli.run.probes import bench
+    from border_cli.display.tables import print_lines, print_speeds
+    from border_cli.run import probes  # not earlier: it imports torch
+    from border_cli.run.preflight import preflight
 
     # The status is drawn on a terminal alone.
     doing = Console(stderr=True).status(
@@ -57,5 +60,16 @@ def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
     with output():
         with StopFlag() as stop, doing:
             resolved, spec, _ = preflight(config, stop, overrides=typed, resuming=True)
-            speeds = bench(resolved, spec, stop)
-        print_bench(Console(), speeds)
+            envs = {throughput.ENVS[0], envs_per_actor(resolved), throughput.ENVS[-1]}
+            measured = probes.measure(resolved, spec, envs, probes.PLAN_S, stop, compile=True)
+        print_speeds(Console(), resolved, measured)
+        fastest = throughput.recommended(resolved, measured, machine.cpus())
+        words = (
+            f"n_actors={fastest.n_actors}",
+            f"actor_manager.envs_per_actor={envs_per_actor(fastest)}",
+            f"trainer.opt_interval={fastest.trainer.opt_interval:g}",
+        )
+        rate = number(throughput.predict(fastest, measured, machine.cpus()).opt_steps)
+        print_lines(
+            Console(), ("predicts", f"{rate} opt steps/s with what follows"), ("try", " ".join(words))
+        )

@@ -88,7 +88,6 @@ def resolve(
         resolved.trainer.lockstep_steps = lockstep_steps(config)
     if config.evaluator.type == "auto":
         resolved.evaluator.type = "process" if may_evaluate_beside(config) and cpus > 1 else "inline"
-    resolved.env.native = "always" if steps_natively(config) else "never"
     opt_steps = counts(config).opt_steps
     resolved.buffer = resolved.buffer.resolve(opt_steps)
     if config.buffer.device == "auto":
@@ -136,9 +135,6 @@ def reopen(stored: TrainConfig) -> TrainConfig:
     trainer.ratio_tolerance = None
     if stored.trainer.ratio_tolerance != ratio_tolerance(config):
         trainer.ratio_tolerance = stored.trainer.ratio_tolerance
-    config.env.native = "auto"
-    if steps_natively(config) != (stored.env.native == "always"):
-        config.env.native = stored.env.native
     if stored.recorder.console in ("screen", "plain"):
         config.recorder.console = "auto"
     return config
@@ -252,17 +248,13 @@ def may_evaluate_beside(config: TrainConfig) -> bool:
 
 
 def steps_natively(config: TrainConfig) -> bool:
-    """Whether ALE steps the Atari games of an actor in its own threads."""
-    pays = envs_per_actor(config) > 1 and not is_reproducible(config)
-    return config.env.native == "always" or (config.env.native == "auto" and is_game(config) and pays)
+    """Whether ALE steps the Atari games of an actor in its own threads, with the same frames: several, free-running.
 
-
-def is_game(config: TrainConfig) -> bool:
-    """Whether the environment is a game that ALE itself can step and preprocess."""
+    It cannot where an environment has arguments or wrappers, nor resume a game within an episode.
+    """
     env = config.env
-    return (
-        env.preprocess == "atari" and _GAME.fullmatch(env.id) is not None and not (env.kwargs or env.wrappers)
-    )
+    is_game = env.preprocess == "atari" and _GAME.fullmatch(env.id) and not (env.kwargs or env.wrappers)
+    return bool(is_game) and envs_per_actor(config) > 1 and not is_reproducible(config)
 
 
 def may_switch(config: TrainConfig) -> bool:

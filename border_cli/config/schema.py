@@ -101,9 +101,8 @@ class EnvConfig:
     """The environment, by gymnasium id (env=gym) or by the import path of a class or factory; or one of a plugin."""
 
     only_with: ClassVar[dict[str, str]] = {
-        "env.preprocess=atari": "noop_max frame_skip screen_size life_loss fire_reset sticky_actions native",
-        "env.entry_point=null": "sticky_actions native",
-        "env.wrappers=[]": "native",
+        "env.preprocess=atari": "noop_max frame_skip screen_size life_loss fire_reset sticky_actions",
+        "env.entry_point=null": "sticky_actions",
     }
 
     type: str = option("gym", "kind of environment: gym, or one that a plugin registered")
@@ -176,11 +175,6 @@ class EnvConfig:
     )
     sticky_actions: float = option(
         0.0, "atari: probability of repeating the previous action", unit="probability", ge=0.0, lt=1.0
-    )
-    native: str = option(
-        "auto",
-        "atari: ALE's threads step an actor's games at the same time; auto: with several games, unless reproducible",
-        choices=("auto", "always", "never"),
     )
 
     @property

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator
 from border_cli.config import presets
 from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.resolve import (
-    is_game,
     is_reproducible,
     may_evaluate_beside,
     n_actors,
@@ -136,16 +135,6 @@ def _environment(config: TrainConfig) -> Checks:
         bool(env.id and env.entry_point),
         f"env.id={env.id} and env.entry_point={env.entry_point} are two environments",
         f"one of them, such as env=gym env.entry_point={env.entry_point}",
-    )
-    yield (
-        env.native == "always" and is_reproducible(config),
-        "env.native=always: games in ALE's threads cannot be resumed within an episode, as sync and lockstep do",
-        "env.native=auto, or trainer=async without lockstep",
-    )
-    yield (
-        env.native == "always" and not is_game(config),
-        "env.native=always: only the games of ALE have it, preprocessed, and without arguments or wrappers of their own",
-        "ids such as ALE/Pong-v5 with env.preprocess=atari env.kwargs={} env.wrappers=[], or env.native=auto",
     )
     yield (
         preset.env_id not in ("", env.name),

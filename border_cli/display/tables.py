@@ -1,4 +1,4 @@
-"""Tables: how a run ended, and what a plan says."""
+"""Tables: how a run ended, what a plan says, and what border-bench has measured."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from border_cli.config import budget, resources, throughput
-from border_cli.config.resolve import envs_per_actor
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import TrainConfig
-from border_cli.config.throughput import Bench, Measured
+from border_cli.config.throughput import Measured
 from border_cli.core import format
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
@@ -24,17 +23,58 @@ from border_cli.runtime import machine
 
 _PLAIN_WIDTH = 1000
 """Columns without a terminal: nothing is cut or wrapped, so that the text can be searched."""
-_LEFT = ("", "state", "settings", "run")
-"""Columns of words; figures stand to the right."""
+_WORDS = ("", "state", "settings", "run", "runs of", "algorithm")
+"""Columns of words stand to the left, figures to the right."""
 
 
-def print_end_tables(console: Console, progress: Progress, result: RunResult, next_command: str = "") -> None:
-    """Print how a run ended, a row per actor, and a command to continue with."""
-    tables = [trainer_table(progress, result)]
-    if result.actors:
-        tables.append(actor_table(result.actors))
-    print_tables(console, tables)
-    print_lines(console, ("bound", result.bound), ("expected", result.expected), ("next", next_command))
+def make_table(title: str, *columns: str) -> Table:
+    """A table without rows."""
+    table = Table(title=title or None, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in _WORDS else "right", overflow="fold")
+    return table
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """A row of plain text: brackets in it are no markup."""
+    table.add_row(*(Text(printable(cell)) for cell in cells))
+
+
+def print_tables(console: Console, tables: Sequence[Table]) -> None:
+    """Print tables with rounded boxes on a terminal, in plain ASCII elsewhere."""
+    out = console
+    if not console.is_terminal:
+        out = Console(file=console.file, width=_PLAIN_WIDTH, color_system=None, quiet=console.quiet)
+    for table in tables:
+        table.box = box.ROUNDED if console.is_terminal else box.ASCII2
+        _fit(table, out.width)
+        out.print(table)
+
+
+def _fit(table: Table, width: int) -> None:
+    """Where a table is too wide, labels in its first column wrap. No word is broken that is at most a quarter as wide."""
+    texts = [[cell.plain for cell in column.cells if isinstance(cell, Text)] for column in table.columns]
+    excess = Console(width=_PLAIN_WIDTH).measure(table).maximum - width
+    if excess <= 0 or not any(" " in label for label in texts[0]):
+        return
+    longest = [max(len(word) for text in cells for word in text.split()) for cells in texts]
+    for column, cells, word in zip(table.columns, texts, longest, strict=True):
+        column.no_wrap = word <= width // 4 and not any(" " in text for text in cells)
+    table.columns[0].width = max(max(map(len, texts[0])) - excess, min(longest[0], width // 4))
+
+
+def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """A table as text for stdout, without colours."""
+    stdout, text = Console(), StringIO()
+    table = make_table("", *(head or ("", *(str(i) for i in range(1, len(rows[0]))))))
+    table.show_header = bool(head)
+    for row in rows:
+        add_row(table, *row)
+    out = Console(
+        file=text, width=stdout.width, force_terminal=stdout.is_terminal, color_system=None, _environ={}
+    )
+    print_tables(out, [table])
+    return text.getvalue()
 
 
 def print_lines(console: Console, *lines: tuple[str, str]) -> None:
@@ -47,108 +87,64 @@ def print_lines(console: Console, *lines: tuple[str, str]) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_tables(console: Console, tables: Sequence[Table]) -> None:
-    """Print tables with rounded boxes on a terminal, in plain ASCII elsewhere."""
-    out = console
-    if not console.is_terminal:
-        out = Console(file=console.file, width=_PLAIN_WIDTH, color_system=None, quiet=console.quiet)
-    for table in tables:
-        table.box = _box(console)
-        out.print(table)
+# -- how a run ended ----------------------------------------------------------
 
 
-def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table as text for stdout, without colours; its first column stands to the left, figures to the right.
+def print_end_tables(console: Console, progress: Progress, result: RunResult, next_command: str = "") -> None:
+    """Print how a run ended, a row per actor, and a command to continue with.
 
-    Where the terminal is too narrow, no word is broken that is at most a quarter as wide.
+    Rates are over the whole run, shares of waiting over this launch.
     """
-    console = Console()
-    width = console.width if console.is_terminal else _PLAIN_WIDTH
-    table = Table(show_header=bool(head), box=_box(console))
-    for i, cells in enumerate(zip(*rows, strict=True)):
-        longest = max((len(word) for cell in cells for word in cell.split()), default=0)
-        table.add_column(head[i] if head else "", justify="right" if i else "left", overflow="fold")
-        table.columns[i].no_wrap = longest <= width // 4 and not any(" " in cell for cell in cells)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    excess = Console(width=_PLAIN_WIDTH).measure(table).maximum - width
-    if excess > 0:
-        labels = [row[0] for row in rows]
-        longest = max((len(word) for label in labels for word in label.split()), default=0)
-        table.columns[0].width = max(max(map(len, labels)) - excess, min(longest, width // 4))
-    text = StringIO()
-    Console(file=text, width=width, color_system=None).print(table)
-    return text.getvalue()
-
-
-def _box(console: Console) -> box.Box:
-    return box.ROUNDED if console.is_terminal else box.ASCII2
-
-
-def trainer_table(progress: Progress, result: RunResult) -> Table:
-    """One row per figure. Rates are over the whole run, shares of waiting over this launch."""
-    p = progress
-    target = "none" if p.ratio_target is None else format.number(p.ratio_target)
-    rows = [
-        ("ended by", result.ended_by),
-        ("duration", format.duration(p.seconds)),
-        ("opt steps", f"{p.opt_steps:,}"),
-        ("env steps", f"{p.env_steps:,}"),
-        ("opt steps/s", format.number(_per_second(p.opt_steps, p.seconds))),
-        ("samples/s", format.number(_per_second(p.env_steps, p.seconds))),
-        ("env steps per opt step", f"{format.number(p.ratio_actual)} (target {target})"),
-    ]
-    if p.asynchronous:
-        rows.append(("actors blocked", format.share(result.actors_blocked)))
-        rows.append(("learner blocked", format.share(result.learner_blocked)))
-    best = "best score" if result.best_confirmed or result.best is None else "best score (unconfirmed)"
+    target = "none" if progress.ratio_target is None else format.number(progress.ratio_target)
+    rows = {
+        "ended by": result.ended_by,
+        "duration": format.duration(result.seconds),
+        "opt steps": f"{result.opt_steps:,}",
+        "env steps": f"{result.env_steps:,}",
+        "opt steps/s": format.number(result.opt_steps_per_sec),
+        "samples/s": format.number(result.samples_per_sec),
+        "env steps per opt step": f"{format.number(result.samples_per_opt_step)} (target {target})",
+    }
+    if progress.asynchronous:
+        rows["actors blocked"] = format.share(result.actors_blocked)
+        rows["learner blocked"] = format.share(result.learner_blocked)
     if result.start is not None:
-        rows.append(("score at the start", f"{format.number(result.start)} at opt step 0"))
-    rows += [("last score", _score(result.last)), (best, _score(result.best))]
-    return _table("trainer", dict(rows))
-
-
-def actor_table(actors: Sequence[ActorStat]) -> Table:
-    """One row per actor."""
-    columns = ("actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state")
-    table = make_table("actors", *columns)
-    for actor in actors:
-        began = actor.seconds > 0
-        add_row(
-            table,
-            str(actor.actor),
-            str(actor.incarnation),
-            f"{actor.env_steps:,}",
-            f"{actor.episodes:,}",
-            format.number(actor.samples_per_sec if began else None),
-            format.share(actor.blocked_seconds / actor.seconds if began else None),
-            actor.state,
-        )
-    return table
-
-
-def make_table(title: str, *columns: str) -> Table:
-    """A table without rows."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.ASCII2)
-    for column in columns:
-        table.add_column(column, justify="left" if column in _LEFT else "right", overflow="fold")
-    return table
-
-
-def add_row(table: Table, *cells: str) -> None:
-    """A row of plain text: brackets in it are no markup."""
-    table.add_row(*(Text(printable(cell)) for cell in cells))
+        rows["score at the start"] = f"{format.number(result.start)} at opt step 0"
+    rows["last score"] = _score(result.last)
+    unconfirmed = " (unconfirmed)" if result.best is not None and not result.best_confirmed else ""
+    rows[f"best score{unconfirmed}"] = _score(result.best)
+    tables = [_two_columns("trainer", rows)]
+    if result.actors:
+        tables.append(_actor_table(result.actors))
+    print_tables(console, tables)
+    print_lines(console, ("bound", result.bound), ("expected", result.expected), ("next", next_command))
 
 
 def _score(score: Evaluation | None) -> str:
     return format.MISSING if score is None else f"{format.number(score.mean)} at opt step {score.opt_steps:,}"
 
 
-def _per_second(n: int, seconds: float) -> float | None:
-    return n / seconds if seconds > 0 else None
+def _actor_table(actors: Sequence[ActorStat]) -> Table:
+    columns = ("actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state")
+    table = make_table("actors", *columns)
+    for actor in actors:
+        began = actor.seconds > 0
+        counts = (str(actor.actor), str(actor.incarnation), f"{actor.env_steps:,}", f"{actor.episodes:,}")
+        rate = format.number(actor.samples_per_sec if began else None)
+        blocked = format.share(actor.blocked_seconds / actor.seconds if began else None)
+        add_row(table, *counts, rate, blocked, actor.state)
+    return table
 
 
-_NOT_INCLUDED = "without start, evaluations and checkpoints"
+def _two_columns(title: str, rows: Mapping[str, str]) -> Table:
+    table = make_table(title, "", "value")
+    for row in rows.items():
+        add_row(table, *row)
+    return table
+
+
+# -- plan and bench -----------------------------------------------------------
+
 _BOUND = {
     "acting": "the actors",
     "learning": "the learner",
@@ -158,63 +154,49 @@ _BOUND = {
 
 
 def print_plan(console: Console, config: TrainConfig, sizes: Sizes, measured: Measured, folder: Path) -> None:
-    """Print what a run would do and take, in a directory below `folder`, by arithmetic over measured speeds."""
+    """Print what a run would do and take, in a directory below `folder`, and how fast it would be."""
     counts, cpus = budget.counts(config), machine.cpus()
-    speeds = measured.speeds(envs_per_actor(config))
-    seconds, bound_by = throughput.duration(config, speeds, cpus)
     most = "" if counts.exact else "at most "
-    numbers = {
+    surely = "" if counts.exact or counts.limit == "max_time" else ", or earlier"
+    run = {"ends by": f"{counts.limit}{surely}"}
+    for what, n in {
         "env steps": counts.env_steps,
         "opt steps": counts.opt_steps,
         "evaluations": counts.evaluations,
         "checkpoints written": counts.checkpoints,
-    }
-    surely = "" if counts.exact or counts.limit == "max_time" else ", or earlier"
-    run = {"ends by": f"{counts.limit}{surely}"}
-    for what, n in numbers.items():
+    }.items():
         run[what] = "known at the end" if n is None else f"{most}{format.count(n)}"
     run["processes"] = format.count(resources.processes(config))
     run["compute threads"] = f"{resources.compute_threads(config)} on {format.counted(cpus, 'CPU')}"
-    checkpoints = {"one checkpoint": sizes.fixed, "one with a full replay": sizes.fixed + sizes.replay}
-    free_memory, free_disk = machine.available_memory(), machine.free_disk(folder)
-    disk = resources.disk_need(config, sizes, config.checkpoint.replay == "full")
-    time = {
-        "env steps/s of one actor alone": format.number(speeds.env_steps),
-        "opt steps/s of the learner alone": format.number(speeds.opt_steps),
-        "opt steps are": measured.opt_steps_are,
-        "slower side": _BOUND[bound_by],
-        "training": format.duration(seconds),
-    }
-    tables = [
-        _table("run", run),
-        _table("memory", _sizes(resources.memory_need(config, sizes), {"free": free_memory})),
-        _table("disk", _sizes(disk, {"free": free_disk, **checkpoints})),
-        _table(f"time, {_NOT_INCLUDED}", time),
-    ]
+    memory = _with_sum(resources.memory_need(config, sizes)) | {"free": machine.available_memory()}
+    disk = _with_sum(resources.disk_need(config, sizes, config.checkpoint.replay == "full"))
+    disk |= {"free": machine.free_disk(folder), "one checkpoint": sizes.fixed}
+    disk["one with a full replay"] = sizes.fixed + sizes.replay
+    tables = [_two_columns("run", run)]
+    for title, parts in (("memory", memory), ("disk", disk)):
+        tables.append(_two_columns(title, {what: format.size(n) for what, n in parts.items()}))
     print_tables(console, tables)
+    print_speeds(console, config, measured)
 
 
-def print_bench(console: Console, bench: Bench) -> None:
-    """Print what border-bench measured, predicts and recommends."""
-    p = bench.predicted
-    predicted = {
-        "env steps/s": format.number(p.env_steps),
-        f"{bench.opt_steps_are} opt steps/s": format.number(p.opt_steps),
-        "opt steps/s with what is recommended": format.number(bench.recommended_opt_steps),
-        "slower side": _BOUND[p.bound_by],
+def print_speeds(console: Console, config: TrainConfig, measured: Measured) -> None:
+    """Print the speeds that were measured, and by arithmetic over them those of a run."""
+    alone = {}
+    for n, rate in measured.acting.items():
+        alone[f"one actor, {format.counted(n, 'environment')}"] = f"{format.number(rate)} env steps/s"
+    for (form, n), rate in measured.learning.items():
+        alone[f"learner, {form}, {format.counted(n, 'thread')}"] = f"{format.number(rate)} opt steps/s"
+    predicted = throughput.predict(config, measured, machine.cpus())
+    seconds, bound_by = throughput.duration(config, measured, machine.cpus())
+    together = {
+        "env steps/s": format.number(predicted.env_steps),
+        "opt steps/s": format.number(predicted.opt_steps),
+        "opt steps are": measured.form,
+        "slower side": _BOUND[bound_by],
+        "training, without start, evaluations and checkpoints": format.duration(seconds),
     }
-    alone = {what: f"{format.number(rate)} {unit}/s" for what, (rate, unit) in bench.ceilings.items()}
-    print_tables(console, [_table("alone", alone), _table(f"together, {_NOT_INCLUDED}", predicted)])
-    print_lines(console, ("try", " ".join(bench.recommended)))
+    print_tables(console, [_two_columns("alone", alone), _two_columns("together", together)])
 
 
-def _table(title: str, rows: Mapping[str, str]) -> Table:
-    table = make_table(title, "", "value")
-    for row in rows.items():
-        add_row(table, *row)
-    return table
-
-
-def _sizes(parts: Mapping[str, int], others: Mapping[str, int]) -> dict[str, str]:
-    """These numbers of bytes, and the sum of the first ones."""
-    return {what: format.size(n) for what, n in {**parts, "in all": sum(parts.values()), **others}.items()}
+def _with_sum(parts: Mapping[str, int]) -> dict[str, int]:
+    return {**parts, "in all": sum(parts.values())}

@@ -22,7 +22,7 @@ from border_cli.run.summary import SUMMARY_FILE, launch_words, read_json
 
 _NOT_COMPARED = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "plugins", "preset")
 """Parts of a configuration in which runs of one group may differ."""
-_EXECUTION = ("threads", "evaluator.type", "buffer.device", "env.native", "trainer.ratio_tolerance")
+_EXECUTION = ("threads", "evaluator.type", "buffer.device", "trainer.ratio_tolerance")
 """Keys that say how a run executes. `auto` chooses them by the machine, or by other keys."""
 _NUMBERS = ("n_actors", "actor_manager.envs_per_actor")
 """Keys that `auto` chooses by measuring, in each run anew."""

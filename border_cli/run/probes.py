@@ -1,6 +1,6 @@
-"""Speeds of a run's parts, each measured alone on this machine: for `plan=true`, for what is `auto`, and for border-bench.
+"""Speeds of a run's two sides, each measured alone here: for `plan=true`, for what is `auto`, and for border-bench.
 
-The two sides of a run are measured as they run later: an actor in a child process, the learner in this one.
+They are measured as they run later: an actor in a child process, the learner in this one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import COMPILING_PAYS_S, GraphCompiler
 from border_cli.agents.config import NetworkConfig
 from border_cli.config import budget, throughput
-from border_cli.config.resolve import envs_per_actor, making_s, may_switch, n_actors, reopen, threads
+from border_cli.config.resolve import making_s, may_switch, n_actors, threads
 from border_cli.config.schema import TrainConfig
-from border_cli.config.throughput import Bench, Measured
+from border_cli.config.throughput import Measured
 from border_cli.config.validate import least_capacity
 from border_cli.core.errors import UsageError, first_line
-from border_cli.core.format import counted
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import AFTER_TRAINING, Items, empty_items
 from border_cli.run import factories
@@ -36,11 +35,9 @@ from border_cli.runtime.signals import StopFlag
 
 _logger = logging.getLogger(__name__)
 PLAN_S = 0.5
-"""How long a plan measures each side."""
+"""How long a plan and border-bench measure each speed."""
 AUTO_S = 0.1
 """How long each speed is measured that decides what `auto` becomes: it delays the run."""
-BENCH_S = 0.5
-"""How long border-bench measures each part."""
 REPLAY_ROWS = 4096
 """In the replay that the opt steps sample from; fewer if the configuration has fewer."""
 _WARM_UP = 20
@@ -52,74 +49,40 @@ _ROUNDS = 3
 def measure(
     config: TrainConfig,
     spec: EnvSpec,
-    envs: Sequence[int],
+    envs: Iterable[int],
     seconds: float,
     stop: StopFlag,
+    compile: bool = False,
 ) -> Measured:
     """The speeds of both sides with these numbers of environments, `seconds` for each.
+
+    Args:
+        compile: compile the opt step if no run has; otherwise a guess stands for one that the run will compile.
 
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
     acted, learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
-    opt_steps = budget.counts(config).opt_steps
-    agent = config.agent.resolve(opt_steps, may_switch(config))
+    counts = (
+        throughput.up_to(machine.cpus()) if may_switch(config) and not config.threads else [threads(config)]
+    )
+    n_opt_steps = budget.counts(config).opt_steps
+    how = getattr(config.agent.resolve(n_opt_steps, may_switch(config)), "compile", "false")
     # On a GPU the opt steps that are measured are the captured ones already.
-    how = getattr(agent, "compile", "false") if config.device == "cpu" else "false"
-    numbers = (
-        [threads(config)] if config.threads or not may_switch(config) else throughput.up_to(machine.cpus())
-    )
-    compiled = (
-        dict[int, float]()
-        if how == "false"
-        else learner.compiled_opt_steps(numbers, seconds, only_cached=True)
-    )
-    fastest = max((compiled or learner.opt_steps(numbers, seconds)).values())
-    is_long = opt_steps is None or opt_steps / fastest >= COMPILING_PAYS_S
-    return Measured(
-        acted,
-        fastest,
-        compiled=bool(compiled),
-        compiling=not compiled and (how == "true" or (how == "auto" and is_long)),
-    )
-
-
-def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
-    """Measure every part of a run, predict the speed of this configuration, and look for the fastest numbers.
-
-    Raises UsageError if the environment raises, Interrupted when asked to stop.
-    """
-    cpus, k = machine.cpus(), envs_per_actor(config)
-    ceilings: dict[str, tuple[float, str]] = {}
-    acted = acting(config, {throughput.ENVS[0], k, throughput.ENVS[-1]}, BENCH_S, stop)
-    for n, rate in acted.items():
-        ceilings[f"one actor, {counted(n, 'environment')}"] = rate, "env steps"
-    learner = Learner(config, spec, stop)
-    numbers = sorted({threads(config), *throughput.up_to(cpus)}) if config.device == "cpu" else [1]
-    learned = learner.opt_steps(numbers, BENCH_S)
-    for n, rate in learned.items():
-        ceilings[f"opt step, {counted(n, 'thread')}"] = rate, "opt steps"
-    may_compile = getattr(config.agent, "compile", "false") != "false"
-    compiled = learner.compiled_opt_steps(numbers, BENCH_S) if may_compile else {}
-    for n, rate in compiled.items():
-        ceilings[f"opt step, compiled, {counted(n, 'thread')}"] = rate, "opt steps"
-
-    learned = compiled or learned
-    rate = learned[config.threads] if config.threads in learned else max(learned.values())
-    measured = Measured(acted, rate)
-    predicted = throughput.predict(config, measured.speeds(k), cpus)
-    interval = config.trainer.opt_interval or 1.0
-    open_config = throughput.open_numbers(config, interval)
-    decided, _ = throughput.decide(open_config, measured, cpus)
-    envs = envs_per_actor(decided)
-    recommended = [
-        f"n_actors={decided.n_actors}",
-        f"actor_manager.envs_per_actor={envs}",
-        f"trainer.opt_interval={interval:g}",
-    ]
-    captured = may_compile and config.device.startswith("cuda")
-    how = "compiled" if compiled else "captured" if captured else "eager"
-    fastest = throughput.predict(decided, measured.speeds(envs), cpus)
-    return Bench(ceilings, predicted, how, recommended, fastest.opt_steps)
+    form = "eager" if config.device == "cpu" or how == "false" else "captured"
+    rates = learner.opt_steps(counts, seconds)
+    fastest = max(rates.values())
+    learned = {(form, n): rate for n, rate in rates.items()}
+    if form == "captured" or how == "false":
+        return Measured(acted, learned, fastest, form)
+    if compiled := learner.compiled_opt_steps(counts, seconds, only_cached=not compile):
+        learned |= {("compiled", n): rate for n, rate in compiled.items()}
+        return Measured(acted, learned, max(compiled.values()), "compiled")
+    is_long = n_opt_steps is None or n_opt_steps / fastest >= COMPILING_PAYS_S
+    if not compile and (how == "true" or is_long):
+        factor = throughput.COMPILED
+        form = f"compiled, taken as {factor:g} times as fast as eager ones"
+        return Measured(acted, learned, factor * fastest, form)
+    return Measured(acted, learned, fastest)
 
 
 # -- an actor, in a child process --------------------------------------------------
@@ -127,10 +90,8 @@ def bench(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> Bench:
 
 def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopFlag) -> dict[int, float]:
     """Env steps/s of one actor, by its number of environments. Raises UsageError if the environment raises."""
-    config = reopen(config)  # the number of environments decides whether ALE's threads step them
-    configs = [
-        replace(config, actor_manager=replace(config.actor_manager, envs_per_actor=n)) for n in sorted(envs)
-    ]
+    manager, counts = config.actor_manager, sorted(set(envs))
+    configs = [replace(config, actor_manager=replace(manager, envs_per_actor=n)) for n in counts]
     limit_s = len(configs) * (making_s(config) + 10 * seconds)
     try:
         rates: list[float] = run_in_child(act_alone, (configs, seconds), limit_s, stop.check)
@@ -140,7 +101,7 @@ def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopF
         ) from e
     except ChildError as e:
         raise UsageError(f"an actor cannot be tried: {first_line(e)}") from e
-    return dict(zip(sorted(envs), rates, strict=True))
+    return dict(zip(counts, rates, strict=True))
 
 
 def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:

@@ -62,10 +62,8 @@ def _busy_cpus(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> float:
     """CPUs that acting and learning keep busy together. Evaluations are not counted: between them nothing waits."""
     from border_cli.run import probes
 
-    envs, learner = envs_per_actor(config), threads(config)
-    speeds = probes.measure(config, spec, [envs], probes.AUTO_S, stop).speeds(envs)
-    rates = throughput.predict(config, speeds, cpus=n_actors(config) + learner)
-    return learner * (1 - rates.learner_blocked) + n_actors(config) * (1 - rates.actors_blocked)
+    measured = probes.measure(config, spec, [envs_per_actor(config)], probes.AUTO_S, stop)
+    return throughput.predict(config, measured, cpus=n_actors(config) + threads(config)).busy_cpus
 
 
 def divide(need: Need, n_jobs: int) -> LocalExecutor:

@@ -86,8 +86,6 @@ COMPOSITION = [
         "agent=sac env=pendulum agent.double=true",
         "nearest: border-train agent=sac env=pendulum|left out: agent.double=true (agent=sac has no such setting)",
     ),
-    Row("env=catch env.native=always", "env.native=always: only the games of ALE have it|env.native=auto"),
-    Row("env=pong env.native=always +env.kwargs.mode=1", "env.native=always: only the games|env.kwargs={}"),
     Row("agent=c51 agent.v_min=500", "agent.v_min=500 is not below agent.v_max=100|allowed: v_min < v_max"),
     Row("n_actors=0", "n_actors: 0 is out of range|>= 1"),
     Row("env.id=${nothing}", "env.id|nothing"),

@@ -247,7 +247,6 @@ def test_env_overrides_change_the_environment(capsys: pytest.CaptureFixture[str]
     [
         ("env.max_episode_steps=many", "env.max_episode_steps: 'many' is of the wrong type"),
         ("env.kwarg.x=1", "nearest: env.kwargs"),
-        ("env.native=never", "env.native has no effect in an evaluation"),
         ("env.frame_skip=2", "env.frame_skip has no effect"),
         ("env.kwargs.x=1,2", "has several values"),
         ("env.kwargs.nonsense=1", "cannot be made"),

@@ -244,8 +244,6 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         ({}, {"screen": True}, "recorder.console", "screen"),
         ({}, {"screen": False}, "recorder.console", "plain"),
         ({"recorder__console": "none"}, {"screen": True}, "recorder.console", "none"),
-        ({}, {}, "env.native", "never"),
-        (ATARI, {}, "env.native", "always"),
         ({"init_from": "runs/latest"}, {"init_from": "/runs/a/best"}, "init_from", "/runs/a/best"),
     ],
 )
@@ -286,7 +284,7 @@ def test_where_evaluations_run(cpus, changes, expected):
     "given",
     [
         {},
-        {"trainer__ratio_tolerance": 100, "env__native": "never", "recorder__console": "plain"},
+        {"trainer__ratio_tolerance": 100, "recorder__console": "plain"},
         {"trainer__ratio_tolerance": 64},
         LOCKSTEP,
         PRIORITIZED,

@@ -13,9 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from border_cli.config.convert import to_config, to_plain
-from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import EnvConfig, TrainConfig, WrapperConfig
-from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.group import GymEnv, Probed, try_env
@@ -162,22 +160,6 @@ def test_a_wrapper_that_is_misspelt_or_raises_is_named(wrapper: str, message: st
 def test_a_path_with_a_dot_for_its_colon_is_recognised() -> None:
     dotted = COUNTING.replace(":", ".")
     assert f"nearest: {COUNTING}\nallowed: module:name" in refused(env_config(entry_point=dotted))
-
-
-def test_wrappers_switch_the_native_games_off() -> None:
-    data: dict[str, Any] = {
-        "agent": {"type": "dqn"},
-        "env": {"id": "ALE/Pong-v5", "preprocess": "atari"},
-        "actor_manager": {"envs_per_actor": 2},
-    }
-    assert steps_natively(to_config(data))
-    data["env"]["wrappers"] = ["ClipReward"]
-    assert not steps_natively(to_config(data))
-    with pytest.raises(UsageError, match="native has no effect"):
-        check_effect(to_config(data), {"env.native"})
-    data["env"]["native"] = "always"
-    with pytest.raises(UsageError, match=r"without arguments or wrappers"):
-        validate(to_config(data))
 
 
 class Weighted(Add):

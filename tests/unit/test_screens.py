@@ -1,0 +1,492 @@
+"""What a person sees of a run: banner, live view, plain lines, tables at the end, plan and bench."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.config.resources import Sizes
+from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
+from border_cli.config.throughput import Measured
+from border_cli.core.format import BLOCKS, sparkline
+from border_cli.core.metrics import Record
+from border_cli.core.progress import Progress, RunResult
+from border_cli.core.types import ActorStat, Evaluation
+from border_cli.display.banner import banner, preset_note
+from border_cli.display.output import Output
+from border_cli.display.tables import print_end_tables, print_plan, table_text
+from border_cli.display.views import SILENCE_S, PlainView, ScreenView, frame, is_live
+from border_cli.replay.config import PrioritizedConfig
+from border_cli.runtime import machine
+from tests.fakes import Paper
+
+FULL = Progress(
+    "training", 83.0, 15_000, 31_000, max_env_steps=50_000, warmup_period=1_000, opt_steps_per_sec=312.4,
+    samples_per_sec=12_345.6, ratio_target=2.0, ratio_actual=2.003, actors_blocked=0.63, learner_blocked=0.02,
+    policy_lag_mean=6.3, replay_size=31_000, replay_capacity=100_000, n_actors=8, actors_alive=7,
+    recent_returns=[float(i) for i in range(100)], evaluations=[(1_000, 20.0), (14_000, 487.25)],
+    eval_infos={"is_success": 0.25}, best=(14_000, 487.25),
+)  # fmt: skip
+STATES = {
+    "nothing": Progress(),
+    "full": FULL,
+    "not finite": replace(FULL, recent_returns=[math.nan, 1.0], evaluations=[(1, math.nan)]),
+    "large": replace(FULL, opt_steps=10**12, env_steps=10**12, max_env_steps=10**13),
+}
+
+
+# -- the live view ----------------------------------------------------------
+
+
+def drawn(progress: Progress, width: int = 80, *, colour: bool = False) -> str:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    console = Console(file=file, width=width, force_terminal=colour, _environ={"TERM": "xterm"})
+    with console.capture() as capture:
+        console.print(frame(progress, "dqn on CartPole-v1", 16))
+    return capture.get()
+
+
+TRAINING = """\
+╭─ dqn on CartPole-v1 ─────────────────────────────────────────────────────────╮
+│ phase       training  0:01:23  31,000 env steps  15,000 opt steps            │
+│ budget      ━━━━━━━━━━━━━━━━            62% of 50,000 env steps  ETA 0:00:01 │
+│                                                                              │
+│ return        49.5  ▁▁▁▁▁▂▂▂▃▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇████  mean of 100 episodes   │
+│ evaluation   487.2  ▁█  at opt step 14,000                                   │
+│             0.25 is_success                                                  │
+│ best         487.2  at opt step 14,000, unconfirmed                          │
+│                                                                              │
+│ speed       312.4 opt steps/s  12,346 samples/s                              │
+│ ratio       2.00 env steps per opt step  target 2.00                         │
+│ blocked     actors 63%  learner 2%                                           │
+│ actors      7/8 alive  policy lag 6.30 opt steps                             │
+│ replay      31% full  31,000 of 100,000 rows                                 │
+│                                                                              │
+│ learner-bound: the actors wait 63% of the time; n_actors=4 would be enough;  │
+│ a larger trainer.opt_interval uses more env steps, with fewer opt steps on   │
+│ each                                                                         │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+STARTING = """\
+╭─ dqn on CartPole-v1 ─────────────────────────────────────────────────────────╮
+│ phase       starting  0:00:00  0 env steps  0 opt steps                      │
+│                                                                              │
+│ return           -  no episode has ended                                     │
+│ evaluation       -  none so far                                              │
+│                                                                              │
+│ speed       - opt steps/s  - samples/s                                       │
+│ ratio       - env steps per opt step  target -                               │
+│ replay      - full  0 of 0 rows                                              │
+│                                                                              │
+│ starting: making the environments; each actor loads the first model          │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+
+
+def test_frames() -> None:
+    assert drawn(FULL) == TRAINING
+    assert drawn(Progress(asynchronous=False)) == STARTING  # sync has no actors that wait
+    assert "target none" in drawn(replace(FULL, ratio_target=None))
+    assert "99% of 50,000" in drawn(replace(FULL, env_steps=49_999))  # the bar is full only at the end
+    done = drawn(replace(FULL, phase="done", actors_alive=0))
+    assert "policy lag 6.30" in done and "alive" not in done and "ETA" not in done
+    coloured = drawn(FULL, colour=True)  # lost actors and long waits are red
+    assert "\x1b[1;31m7/8\x1b[0m" in coloured and "\x1b[1;31m63%\x1b[0m" in coloured
+
+
+def screen_view(width: int = 80, height: int = 24) -> tuple[ScreenView, Paper]:
+    """A view, and what it draws on a terminal of this size."""
+    paper, file = Paper(), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    options: dict[str, Any] = {"color_system": "truecolor", "_environ": {}}
+    console = Console(file=file, force_terminal=True, width=width, height=height, **options)
+    return ScreenView(cast(Output, paper), console, "dqn on Größe-v1", cores=16), paper
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 50), (80, 5), (20, 24), (7, 3)])
+@pytest.mark.parametrize("name", STATES)
+def test_frames_fit_narrow_and_low_terminals(name: str, width: int, height: int) -> None:
+    view, paper = screen_view(width, height)
+    view.show(STATES[name])
+    lines = paper.shown()
+    assert len(lines) < height  # the cursor is below the frame
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_the_frame_is_that_of_the_newest_state_and_the_last_one_stays_below_the_messages() -> None:
+    view, paper = screen_view()
+    progress = replace(FULL)
+    view.note("new best: 500.0 [bold]not markup[/]")
+    view.show(progress)
+    progress.env_steps = 44_444  # changed in place, as in a run
+    view.note("checkpoint step-000015000")
+    assert any("44,444" in line for line in paper.shown())
+    for _ in range(2):
+        view.close()
+        assert paper.frame is None
+        first, second, *lines = paper.shown()
+        assert (first, second) == ("new best: 500.0 [bold]not markup[/]", "checkpoint step-000015000")
+        assert [i for i, line in enumerate(lines) if line.startswith("╭")] == [0]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "encoding", "live"),
+    [
+        (True, "xterm", "utf-8", True),
+        (True, "dumb", "utf-8", False),
+        (False, "xterm", "utf-8", False),
+        (True, "xterm", "ascii", False),
+    ],
+)
+def test_consoles_that_can_redraw_are_detected(terminal: bool, term: str, encoding: str, live: bool) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    assert is_live(Console(file=file, force_terminal=terminal, _environ={"TERM": term})) is live
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "line"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, BLOCKS),
+        ([0, 2, 4, 6, 8, 10], 3, "▁▅█"),  # groups of two, with means 1, 5, 9
+        ([0, 0, 0, 3, 6], 2, "▁█"),  # groups of two and three
+        ([-3.5] * 3, 10, "▅▅▅"),  # equal values are drawn at half height
+        ([math.nan, 0, math.inf, 1], 4, " ▁ █"),  # a gap
+        ([math.nan] * 4, 2, "  "),
+        ([], 10, ""),
+    ],
+)
+def test_sparklines(values: list[float], width: int, line: str) -> None:
+    assert sparkline(values, width) == line
+
+
+# -- plain lines --------------------------------------------------------------
+
+
+class StoppedClock:
+    """A clock that the test advances."""
+
+    seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_a_plain_line_is_written_at_first_per_record_and_after_a_silence() -> None:
+    stream, clock = io.StringIO(), StoppedClock()
+    view = PlainView(stream, clock)
+
+    def written() -> str:
+        text = stream.getvalue()
+        stream.seek(0), stream.truncate()
+        return text
+
+    warm = Progress(phase="warm-up", warmup_period=1_000, asynchronous=False)
+    view.show(warm)
+    assert written() == (
+        "time=0:00:00 opt_steps=0 env_steps=0 phase=warm-up warmup_period=1000 opt_steps/s=- samples/s=-\n"
+    )
+    view.show(FULL)
+    assert written() == ""
+    view.write(Record({"agent/loss": math.nan}, opt_steps=1_500, env_steps=4_000, time=83.9))
+    assert written() == (
+        "time=0:01:23 opt_steps=1500 env_steps=4000 phase=training actors=7/8 return=49.5 eval=487.2 "
+        "eval/is_success=0.25 loss=nan opt_steps/s=312.4 samples/s=12346 done=62% eta=0:00:01\n"
+    )
+    view.note("saved")  # any line begins a new silence
+    clock.seconds += SILENCE_S - 0.01
+    view.show(FULL)
+    assert written() == "saved\n"
+    clock.seconds += 0.01
+    view.show(FULL)
+    assert written().count("\n") == 1
+    assert SILENCE_S < 30
+
+
+def test_a_note_is_one_line_in_the_encoding_of_the_stream_and_flushed() -> None:
+    raw = io.BytesIO()
+    view = PlainView(io.TextIOWrapper(io.BufferedWriter(raw), encoding="ascii", newline="\n"))
+    view.note("größer \x1b[31m" + "x" * 500)
+    assert raw.getvalue() == b"gr??er  [31m" + b"x" * 500 + b"\n"
+
+
+# -- the banner -----------------------------------------------------------------
+
+
+def config(**changes: object) -> TrainConfig:
+    values: dict[str, object] = {"agent": DqnConfig(), "env": EnvConfig(id="CartPole-v1")}
+    return TrainConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def banner_of(c: TrainConfig, typed: dict[str, str] | None = None, width: int = 100) -> str:
+    lines = banner(c, typed or {}, 4_000_000, Path("runs/2026-11-21/10-15-00.123_dqn_cartpole"), width)
+    return "\n".join(lines).partition(": ")[2]  # without the version
+
+
+def test_the_complete_banner() -> None:
+    c = config(n_actors=8, preset=PresetConfig("dqn_cartpole", "CartPole-v1", "mean return of at least 475"))
+    c.agent = DqnConfig(lr=2.3e-3, atoms=21)
+    c.trainer.opt_interval, c.actor_manager.envs_per_actor = 2.0, 4
+    typed = {"agent": "dqn", "env": "cartpole", "n_actors": "8", "actor_manager.envs_per_actor": "4"}
+    assert banner_of(c, typed, width=120) == (
+        "dqn on CartPole-v1, async with 8 actors of 4 environments, device cpu, seed 0, not reproducible\n"
+        "preset   dqn_cartpole: mean return of at least 475; 2 other values, which --cfg job shows\n"
+        "budget   50,000 env steps; 2 env steps per opt step after 1,000 env steps of warm-up\n"
+        "typed    agent=dqn  env=cartpole  n_actors=8  actor_manager.envs_per_actor=4\n"
+        "changed  agent.atoms=21\n"
+        "replay   3.8 MiB for 100,000 rows, part of each checkpoint\n"
+        "machine  processes: 9, compute threads: 9\n"
+        "run      runs/2026-11-21/10-15-00.123_dqn_cartpole"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "typed", "expected"),
+    [
+        ({"agent": DqnConfig(lr=1e-3)}, {"agent.lr": "1e-3"}, "typed    agent.lr=1e-3"),  # the default
+        ({"seed": 3, "plugins": ["a", "b"]}, {}, "changed  seed=3  plugins=[a,b]"),
+        ({"buffer": PrioritizedConfig()}, {}, "changed  buffer=prioritized"),
+        ({"buffer": PrioritizedConfig()}, {"buffer": "prioritized"}, "typed    buffer=prioritized"),
+        (
+            {"env": EnvConfig(id="CartPole-v1", kwargs={"sutton_barto_reward": True})},
+            {"env.kwargs.sutton_barto_reward": "true"},
+            "typed    env.kwargs.sutton_barto_reward=true",
+        ),
+    ],
+)
+def test_typed_values_are_shown_once(
+    changes: dict[str, object], typed: dict[str, str], expected: str
+) -> None:
+    lines = banner_of(config(**changes), typed).splitlines()
+    assert [line for line in lines if line.startswith(("typed", "changed"))] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text"),
+    [
+        ({"max_env_steps": None, "max_opts": 1}, "budget   1 opt step; 1 env step per opt step"),
+        (
+            {"max_time": 3_600.0, "stop_return": 475.0},
+            "budget   50,000 env steps or 1:00:00 after the start or a mean return of 475.0; ",
+        ),
+        ({"opt_interval": None}, "budget   50,000 env steps; ratio not enforced after"),
+        ({"lockstep": True}, "async with 1 actor, device cpu, seed 0\n"),
+        ({"type": "sync"}, "sync with 1 environment, device cpu, seed 0\n"),
+        ({"type": "async"}, "seed 0, not reproducible\n"),
+    ],
+)
+def test_g4_the_banner_says_what_ends_a_run_and_whether_it_is_reproducible(
+    trainer: dict[str, object], text: str
+) -> None:
+    c = config()
+    for name, value in trainer.items():
+        setattr(c.trainer, name, value)
+    assert text in banner_of(c)
+
+
+def test_long_rows_of_the_banner_are_wrapped_under_their_label() -> None:
+    c = config(agent=DqnConfig(lr=0.5, adam_eps=1e-4, double=False, loss="mse", target_interval=1))
+    lines = banner_of(c, width=60).splitlines()
+    at = next(i for i, text in enumerate(lines) if text.startswith("changed"))
+    assert lines[at + 1].startswith(" " * 9) and "=" in lines[at + 1]
+    assert max(len(text) for text in lines) <= 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"preset": PresetConfig("mine", "CartPole-v1")}, "mine"),
+        ({}, "none in use; preset=dqn_cartpole was tuned for CartPole-v1"),
+        (
+            {"env": EnvConfig(id="ALE/Pong-v5")},
+            "none in use; env=pong has a preset and Atari's preprocessing",
+        ),
+        ({"env": EnvConfig(entry_point="mine:Maze")}, "none for dqn on mine:Maze: the defaults stand"),
+    ],
+)
+def test_the_preset_in_use_or_an_available_one_is_shown(changes: dict[str, object], note: str) -> None:
+    assert preset_note(config(**changes)) == note
+
+
+# -- tables -------------------------------------------------------------------------
+
+RESULT = RunResult(
+    "max_env_steps", best=Evaluation(20_000, (500.0,), (500,)), last=Evaluation(24_000, (487.25,), (487,)),
+    best_confirmed=True, seconds=100.0, opt_steps=24_500, env_steps=50_000, samples_per_opt_step=2.0,
+    actors=(
+        ActorStat(0, 0, 30_000, 200, 100.0, 60.0, "stopped"),
+        ActorStat(1, 2, 20_000, 100, 50.0, 0.0, "stopped", env_steps_before=5_000),
+    ),
+    actors_blocked=0.4, learner_blocked=0.02, bound="the actors wait for the learner most of the time",
+    expected="475 expected: reached with 500.0",
+)  # fmt: skip
+
+
+def end_tables(
+    result: RunResult, progress: Progress = FULL, width: int | None = None, command: str = ""
+) -> str:
+    file = io.StringIO()
+    terminal: dict[str, Any] = {"force_terminal": width is not None, "color_system": None, "_environ": {}}
+    print_end_tables(Console(file=file, width=width or 80, height=24, **terminal), progress, result, command)
+    return file.getvalue()
+
+
+END = """\
+trainer
++------------------------+--------------------------+
+|                        |                    value |
++------------------------+--------------------------+
+| ended by               |            max_env_steps |
+| duration               |                  0:01:40 |
+| opt steps              |                   24,500 |
+| env steps              |                   50,000 |
+| opt steps/s            |                    245.0 |
+| samples/s              |                    500.0 |
+| env steps per opt step |       2.00 (target 2.00) |
+| actors blocked         |                      40% |
+| learner blocked        |                       2% |
+| last score             | 487.2 at opt step 24,000 |
+| best score             | 500.0 at opt step 20,000 |
++------------------------+--------------------------+
+actors
++-------+-------------+-----------+----------+-----------+---------+---------+
+| actor | incarnation | env steps | episodes | samples/s | blocked | state   |
++-------+-------------+-----------+----------+-----------+---------+---------+
+|     0 |           0 |    30,000 |      200 |     300.0 |     60% | stopped |
+|     1 |           2 |    20,000 |      100 |     300.0 |      0% | stopped |
++-------+-------------+-----------+----------+-----------+---------+---------+
+bound    the actors wait for the learner most of the time
+expected 475 expected: reached with 500.0
+next     border-train resume='runs/a b'
+"""
+PLAN = """\
+run
++---------------------+----------------------+
+|                     |                value |
++---------------------+----------------------+
+| ends by             | max_opts, or earlier |
+| env steps           |        at most 1,500 |
+| opt steps           |          at most 500 |
+| evaluations         |            at most 1 |
+| checkpoints written |            at most 1 |
+| processes           |                    5 |
+| compute threads     |          5 on 2 CPUs |
++---------------------+----------------------+
+memory
++---------------+-----------+
+|               |     value |
++---------------+-----------+
+| replay        |  29.3 KiB |
+| learner       |  96.0 MiB |
+| rings         |   7.8 KiB |
+| model channel |     300 B |
+| actors        |  96.0 MiB |
+| in all        | 192.0 MiB |
+| free          |   8.0 GiB |
++---------------+-----------+
+disk
++------------------------+-----------+
+|                        |     value |
++------------------------+-----------+
+| checkpoints            |  66.0 KiB |
+| best model             | 128.8 KiB |
+| in all                 | 194.7 KiB |
+| free                   |   8.0 GiB |
+| one checkpoint         |  66.0 KiB |
+| one with a full replay |   1.0 MiB |
++------------------------+-----------+
+alone
++-----------------------------+-------------------+
+|                             |             value |
++-----------------------------+-------------------+
+| one actor, 1 environment    | 1,000 env steps/s |
+| one actor, 16 environments  | 4,000 env steps/s |
+| learner, eager, 1 thread    | 100.0 opt steps/s |
+| learner, compiled, 1 thread | 250.0 opt steps/s |
++-----------------------------+-------------------+
+together
++------------------------------------------------------+-------------+
+|                                                      |       value |
++------------------------------------------------------+-------------+
+| env steps/s                                          |       247.8 |
+| opt steps/s                                          |       247.8 |
+| opt steps are                                        |    compiled |
+| slower side                                          | the learner |
+| training, without start, evaluations and checkpoints |     0:00:02 |
++------------------------------------------------------+-------------+
+"""
+
+
+def stripped(text: str) -> str:
+    """Titles are filled with spaces."""
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def test_the_tables_at_the_end_and_the_lines_below_them_in_a_file() -> None:
+    """Samples per second are of this launch, and shares of waiting too."""
+    assert stripped(end_tables(RESULT, command="border-train resume='runs/a b'")) == END
+    assert "next" not in end_tables(RESULT)
+    assert "blocked" not in end_tables(RunResult("max_opts"), Progress(asynchronous=False))
+
+
+def test_output_to_a_file_is_ascii_without_escapes_or_markup_and_never_wrapped() -> None:
+    state = "waiting for room in its ring " * 3
+    text = end_tables(RunResult("[red]no markup[/]", actors=[ActorStat(0, state=state)]))
+    assert text.isascii() and "\x1b" not in text
+    assert any(state.strip() in line for line in text.splitlines())
+    assert "[red]no markup[/]" in text
+
+
+@pytest.mark.parametrize("width", [80, 40, 20])
+def test_extreme_numbers_fit_a_terminal(width: int) -> None:
+    actors = [ActorStat(10**6, 10**6, 10**18, 10**18, 1e-9, 1e9, "x" * 100)]
+    best = Evaluation(10**18, (math.inf,), (1,))
+    result = RunResult("error", best=best, actors=actors, seconds=1e12, opt_steps=10**18, env_steps=10**18)
+    result = replace(result, samples_per_opt_step=math.nan, learner_blocked=math.nan)
+    assert max(cell_len(line) for line in end_tables(result, width=width).splitlines()) <= width
+
+
+def test_on_a_terminal_sentences_wrap_at_words_and_a_command_stays_in_one_piece() -> None:
+    text = end_tables(RESULT, width=40, command=f"border-train resume=runs/{'a' * 40}")
+    assert text.splitlines()[-5:] == [
+        "bound    the actors wait for the learner",
+        "         most of the time",
+        "expected 475 expected: reached with",
+        "         500.0",
+        f"next     border-train resume=runs/{'a' * 40}",
+    ]
+
+
+def test_a_table_for_stdout_has_no_colour_codes_and_breaks_no_word_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Console, "is_terminal", True)
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm-256color"), ("COLUMNS", "80")):
+        monkeypatch.setenv(name, value)
+    label = "dqn on CartPole-v1 agent.lr=0.0003 buffer=prioritized"
+    score = "15.5 (9.25 to 20.0)"
+    text = table_text([[label, "1", "1,000,000", score, score, "7.62", "475: met"]])
+    assert "\x1b" not in text
+    assert all(word in text for word in (*label.split(), "1,000,000"))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpus", lambda: 2)
+    for name in ("available_memory", "free_disk"):
+        monkeypatch.setattr(machine, name, lambda *_: 2**33)
+    sizes = Sizes(replay=1_000_000, ring=2_000, channel=300, model=400, training=1_600)
+    acting, learning = {1: 1_000.0, 16: 4_000.0}, {("eager", 1): 100.0, ("compiled", 1): 250.0}
+    measured, c, file = Measured(acting, learning, 250.0, "compiled"), config(n_actors=4), io.StringIO()
+    c.trainer.max_env_steps, c.trainer.max_opts, c.trainer.stop_return = None, 500, 500.0
+    print_plan(Console(file=file), c, sizes, measured, Path())
+    assert stripped(file.getvalue()) == PLAN
+    c.trainer.max_opts, c.trainer.max_time = None, 90.0
+    print_plan(Console(file=file), c, sizes, measured, Path())
+    assert file.getvalue().count("known at the end") == 4
