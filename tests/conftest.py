@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from border_cli.runtime import forkserver
-from tests import stored_run as stored_run_module
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.amounts import FULL, SEED
 from tests.faults.processes import nothing_left
 from tests.real_runs import in_folder
+from tests.trained import make_stored_run
 
 # Workers with one torch thread per core wait for each other, which makes small operations a hundred times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,8 +52,8 @@ def full_forkserver() -> None:
 
 @pytest.fixture(scope="session")
 def stored_run(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Path:
-    """A run directory that tests copy. See `tests.stored_run`."""
-    return stored_run_module.make(tmp_path_factory.mktemp("stored"))
+    """A run directory that tests copy."""
+    return make_stored_run(tmp_path_factory.mktemp("stored"))
 
 
 @pytest.fixture(scope="module")

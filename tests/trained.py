@@ -1,8 +1,9 @@
-"""Run directories with models, made without training."""
+"""Run directories for tests: made without training, and one small complete run that tests copy."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,12 +21,14 @@ from border_cli.checkpoints.contents import (
     read_scores,
     read_training,
 )
+from border_cli.cli.train import main as border_train
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.run.directory import write_config
 from border_cli.run.summary import record_launch
+from tests.real_runs import in_folder
 
 DQN = DqnConfig(hidden=[8])
 
@@ -87,3 +90,34 @@ def save_run(
     if best is not None:
         save_model(run_dir, model, best)
     return record_launch(run_dir, ["agent=dqn"], seed=0)
+
+
+OPT_STEPS = 40
+FILES = (
+    *("actors.json", "actors.safetensors", "evaluation.json", "evaluation.safetensors", "generators.json"),
+    *("loop.json", "manifest.json", "model.json", "model.safetensors", "replay.json"),
+    *("replay.rows-000000000.safetensors", "replay.safetensors", "training.json", "training.safetensors"),
+)
+"""Of the newest checkpoint of `stored_run`; the other one is of half as many opt steps."""
+WORDS = (
+    *("env=cartpole", "preset=none", "trainer=sync", "agent.hidden=[8]", "agent.batch_size=8"),
+    *("buffer.capacity=64", "buffer.n_step=2", "trainer.warmup_period=20", f"trainer.max_opts={OPT_STEPS}"),
+    *("trainer.eval_interval=20", "trainer.save_interval=20", "trainer.record_interval=10"),
+    *(
+        "evaluator.episodes=2",
+        "checkpoint.replay=full",
+        "recorder.console=none",
+        "recorder.tensorboard=false",
+    ),
+)
+
+
+def make_stored_run(folder: Path) -> Path:
+    """Train a small run in `folder` and remove its provenance, as if somebody else had made it."""
+    run = folder / "run"
+    with in_folder(folder):
+        assert border_train([*WORDS, f"hydra.run.dir='{run}'"]) == 0
+    for name in (".lock", "train.log", "provenance.json"):
+        (run / name).unlink(missing_ok=True)
+    shutil.rmtree(run / ".hydra", ignore_errors=True)
+    return run

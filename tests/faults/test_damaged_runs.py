@@ -17,7 +17,7 @@ from border_cli.core.errors import ExitCode
 from tests.faults.amounts import FULL, seeded
 from tests.faults.commands import border_train, saved_steps
 from tests.real_runs import Run, in_folder
-from tests.stored_run import OPT_STEPS
+from tests.trained import OPT_STEPS
 
 INTERVAL = 20
 MORE = f"trainer.max_opts={OPT_STEPS + 10}"

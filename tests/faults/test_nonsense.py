@@ -22,7 +22,7 @@ from border_cli.core.state import Block, RunState, State
 from border_cli.run import build
 from border_cli.runtime.files import run_all
 from border_cli.training.loop import TrainingLoop
-from tests.faults.amounts import ALL_CASES
+from tests.faults.amounts import ALL_CASES, sampled
 from tests.interrupted import signal_at
 from tests.real_runs import Run, tiny
 
@@ -36,9 +36,7 @@ SYNC = (
     "trainer.eval_interval=20",
 )
 LOCKSTEP = ("trainer.lockstep=true", "trainer.max_opts=80", "trainer.eval_interval=20", "buffer.capacity=200")
-NONSENSE: tuple[Any, ...] = (1.5, None, [], {})
-if ALL_CASES:
-    NONSENSE += ("x", True, [[]], {"x": {}})
+NONSENSE: tuple[Any, ...] = (1.5, None, [], {}, "x", True, [[]], {"x": {}}) if ALL_CASES else (1.5, None)
 STRANGE_ARRAYS: tuple[Callable[[Any], Any], ...] = (
     lambda array: array[:0] if array.ndim else array.reshape(1),
     lambda array: np.concatenate([array, array]) if array.ndim else array.reshape(1, 1),
@@ -146,7 +144,7 @@ def test_i4_every_value_of_a_saved_state_is_checked(folder: Path, monkeypatch: p
 
     def load_all_variants_first(setup: build.RunSetup) -> TrainingLoop:
         assert setup.resumed.state is not None
-        for what, variant in variants(setup.resumed.state):
+        for what, variant in sampled([*variants(setup.resumed.state)], 3):
             mine = list[Any]()
             loop = make_loop(replace(setup, closing=mine))
             try:
@@ -164,7 +162,7 @@ def test_i4_every_value_of_a_saved_state_is_checked(folder: Path, monkeypatch: p
     assert main([f"resume={run.path}"]) == 0
     assert other == []
     assert [what for what in taken if not any(re.fullmatch(known, what) for known in HARMLESS)] == []
-    assert len(refused) > 500
+    assert len(refused) > 150
     if ALL_CASES:
         assert [known for known in HARMLESS if not any(re.fullmatch(known, what) for what in taken)] == []
 
@@ -174,34 +172,37 @@ def damaged(state: RunState, *path: str) -> RunState:
     return replace(state, actors=replace(state.actors, values=changed(state.actors.values, path, "x")))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        ("rounds", "next"),
-        ("actor0", "own", "round"),
-        ("actor0", "sampler", "own", "dropped"),
-        ("actor0", "policy", "state"),
-    ],
-    ids="/".join,
-)
+@pytest.fixture(scope="module")
+def lockstep_run(folder: Path) -> Run:
+    return interrupted(folder / "lockstep", *LOCKSTEP)
+
+
+PATHS = [
+    ("rounds", "next"),
+    ("actor0", "own", "round"),
+    ("actor0", "sampler", "own", "dropped"),
+    ("actor0", "policy", "state"),
+]
+
+
+@pytest.mark.parametrize("path", sampled(PATHS, 2), ids="/".join)
 def test_i4_every_value_of_an_actors_state_is_checked_in_its_process(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
+    lockstep_run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    path: tuple[str, ...],
 ) -> None:
-    run_dir = folder / "lockstep"
-    run = Run(run_dir) if run_dir.exists() else interrupted(run_dir, *LOCKSTEP)
-    before = all_but_the_logs(run)
-    start = TrainingLoop.start
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            TrainingLoop, "start", lambda loop, state, best: start(loop, damaged(state, *path), best)
-        )
-        assert main([f"resume={run.path}"]) == ExitCode.NO_VALID_CHECKPOINT
+    def files() -> dict[str, bytes]:
+        logs = ("train.log", "output.log", ".lock")
+        return {name: data for name, data in lockstep_run.files("").items() if name not in logs}
+
+    def damaged(loop: TrainingLoop, state: RunState, best: Any) -> None:
+        values = changed(state.actors.values, path, "x")
+        start(loop, replace(state, actors=replace(state.actors, values=values)), best)
+
+    before, start = files(), TrainingLoop.start
+    monkeypatch.setattr(TrainingLoop, "start", damaged)
+    assert main([f"resume={lockstep_run.path}"]) == ExitCode.NO_VALID_CHECKPOINT
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) <= 3
-    assert "cannot be resumed from" in lines[0]
-    assert all_but_the_logs(run) == before
-
-
-def all_but_the_logs(run: Run) -> dict[str, bytes]:
-    logs = ("train.log", "output.log", ".lock")
-    return {name: data for name, data in run.files("").items() if name not in logs}
+    assert len(lines) <= 3 and "cannot be resumed from" in lines[0]
+    assert files() == before
