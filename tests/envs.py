@@ -27,6 +27,9 @@ SPACES: dict[str, spaces.Space[Any]] = {
             "inside": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))),
         }
     ),
+    "number and kind": spaces.Dict(
+        x=spaces.Box(-np.inf, np.inf, (3,), np.float32), k=spaces.Discrete(4, start=1)
+    ),
     "tuple": spaces.Tuple((spaces.Box(-1.0, 1.0, (2, 2), np.float32), spaces.Dict(k=spaces.Discrete(2)))),
 }
 
@@ -34,9 +37,9 @@ SPACES: dict[str, spaces.Space[Any]] = {
 class Sampled(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
     """Observations drawn from one of SPACES, actions counted from START; an action outside is an error."""
 
-    def __init__(self, space: str) -> None:
+    def __init__(self, space: str, actions: int = 3) -> None:
         self.observation_space = spaces.Dict(o=SPACES[space])["o"]  # a copy with its own random generator
-        self.action_space = spaces.Discrete(3, start=START)
+        self.action_space = spaces.Discrete(actions, start=START)
         self._time = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:

@@ -21,6 +21,7 @@ from border_cli.core.spaces import Array, EnvSpec, Obs, decode_actions
 from border_cli.core.state import State
 from border_cli.core.types import Batch, Evaluation, ModelInfo
 from border_cli.envs.gym_spaces import env_spec
+from tests.envs import SPACES, START
 from tests.faults.amounts import times
 from tests.trained import save_best
 
@@ -28,13 +29,13 @@ SMALL = {"hidden": [8]}
 CONFIGS: dict[str, dict[str, Any]] = dict.fromkeys(("dqn", "c51", "qrdqn", "iqn", "rainbow"), SMALL)
 """Smaller than the defaults, so that many networks are made quickly."""
 ACTIONS: dict[str, spaces.Space[Any]] = {
-    "two": spaces.Discrete(2),
+    "two": spaces.Discrete(2, start=START),
     "seven from -3": spaces.Discrete(7, start=-3),
     "one": spaces.Discrete(1, start=5),
     "box": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 0.1], np.float32)),
     "box of float64": spaces.Box(-0.3, 0.7, (1, 2), np.float64),
 }
-OBSERVATIONS = spaces.Dict(x=spaces.Box(-np.inf, np.inf, (3,), np.float32), k=spaces.Discrete(4, start=1))
+OBSERVATIONS = SPACES["number and kind"]
 NETS, BATCH = times(100, 10_000), times(100, 4)
 """Networks per agent and action space, half of them in train mode; observations per network."""
 

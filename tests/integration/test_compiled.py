@@ -1,7 +1,8 @@
-"""A compiled opt step does what the eager one does."""
+"""A compiled opt step does what the eager learner does."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import os
@@ -28,15 +29,18 @@ from border_cli.agents.compiler import (
     traced_path,
 )
 from border_cli.cli.train import main
-from border_cli.config.registry import AGENTS
+from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.spaces import Array
+from border_cli.core.types import Batch, Step
+from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime.signals import StopFlag
 from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
 from tests.faults.amounts import ALL_CASES
 from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, tiny, train
+from tests.rows import processed
 
 pytestmark = [
     pytest.mark.usefixtures("folder"),
@@ -58,31 +62,50 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("border_cli.agents.compiler._COMPILING_S", 1500.0)
 
 
-def learner(
+def make_learner(
     agent: str, compiled: str, waits: bool = True, plugins: Sequence[str] = (), **settings: Any
 ) -> tuple[NetworkAgent, GraphCompiler]:
     config = replace(config_of(agent), compile=compiled, **SETTINGS.get(agent, {}) | settings)
-    made: NetworkAgent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
-    compiler = GraphCompiler(made, config, plugins, spec_of(agent), waits, StopFlag())
-    made.compiling = compiler.poll
-    return made, compiler
+    learner: NetworkAgent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
+    compiler = GraphCompiler(learner, config, plugins, spec_of(agent), waits, StopFlag())
+    learner.compiling = compiler.poll
+    return learner, compiler
 
 
-def learn(agent: str, one: NetworkAgent, opt_steps: int, weighted: bool = True) -> list[Any]:
+@functools.cache
+def replayed(agent: str) -> Batch:
+    """A batch of a replay: the strides of its arrays are part of the graph, which runs find in the cache then."""
+    entry, spec = BUFFERS["prioritized" if agent in WEIGHTED else "uniform"], spec_of(agent)
+    buffer = entry.load().make_buffer(entry.config(capacity=100), spec, seed=0)
+    processor = NStepProcessor(spec, 1, 1, gamma=0.9)
+    for seed in range(40):
+        row = batch(agent, seed, 1)
+        step = Step([0], row.obs, row.action, row.reward, row.terminated, np.zeros(1, bool), row.next_obs)
+        buffer.push(processed(processor, step))
+    sampled: Batch = buffer.batch(16)
+    return sampled
+
+
+def learn(agent: str, learner: NetworkAgent, opt_steps: int) -> list[Any]:
     """Do opt steps with batches in the same memory, as a replay gives them. Returns the errors of each."""
-    given = batch(agent, 0)
-    given.weight = np.ones(16, np.float32) if weighted and agent in WEIGHTED else None
-    buffer: Any = OneBatchBuffer(given)
-    for number in range(opt_steps):
-        new = batch(agent, number)
-        for rows, fresh in ((given.obs, new.obs), (given.next_obs, new.next_obs)):
-            for name, array in rows.items():
-                array[...] = fresh[name]
-        given.action[...], given.reward[...], given.terminated[...] = new.action, new.reward, new.terminated
-        if given.weight is not None:
-            given.weight[...] = np.random.default_rng(number).random(16)
-        one.opt(buffer)
+    buffer: Any = OneBatchBuffer(replayed(agent))
+    for seed in range(opt_steps):
+        refill(agent, seed)
+        learner.opt(buffer)
     return list(buffer.errors)
+
+
+def refill(agent: str, seed: int) -> Batch:
+    """Write new values into the batch of `replayed`."""
+    into, new = replayed(agent), batch(agent, seed)
+    for rows, new_rows in ((into.obs, new.obs), (into.next_obs, new.next_obs)):
+        for name, array in rows.items():
+            array[...] = new_rows[name]
+    for column in ("action", "reward", "discount", "terminated"):
+        getattr(into, column)[...] = getattr(new, column)
+    if into.weight is not None:
+        into.weight[...] = np.random.default_rng(seed).random(16)
+    return into
 
 
 @dataclass
@@ -95,14 +118,14 @@ class Learned:
 
 
 def after_opt_steps(agent: str, compiled: str, **settings: Any) -> Learned:
-    one, _ = learner(agent, compiled, **settings)
+    learner, _ = make_learner(agent, compiled, **settings)
     if compiled == "false":
-        one.compiling = None
+        learner.compiling = None
     torch.set_num_threads(1 if compiled == "false" else 2)
-    errors = learn(agent, one, OPT_STEPS)
+    errors = learn(agent, learner, OPT_STEPS)
     torch.set_num_threads(1)
-    assert set(one.algorithm.graphs) == (set(one.algorithm.variants) if compiled == "true" else set())
-    return Learned(one.state().arrays, one.generator_state(), errors)
+    assert set(learner.algorithm.graphs) == (set(learner.algorithm.variants) if compiled == "true" else set())
+    return Learned(learner.state().arrays, learner.generator_state(), errors)
 
 
 def vectors(learned: Learned) -> dict[str, Array]:
@@ -119,33 +142,34 @@ def norm(array: Array) -> float:
 
 def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_traced_and_then_compiled() -> None:
     """It is the first test, so that the others of this agent find its graph in the cache."""
-    one, compiler = learner("dqn", "true", waits=False)
-    learn("dqn", one, 32)
-    assert not one.algorithm.graphs and one.compiling is not None
+    learner, compiler = make_learner("dqn", "true", waits=False)
+    learn("dqn", learner, 32)
+    assert not learner.algorithm.graphs and learner.compiling is not None
     assert compiler._child is not None and compiler._folder is not None
     while not traced_path(Path(compiler._folder.name), 0).exists():
         assert not compiler._child.poll(0.1)
     for _ in range(2):
-        learn("dqn", one, 32)
-    assert set(compiler.graphs) == {"traced"} and one.algorithm.graphs == compiler.graphs["traced"]
-    assert_learned_like_eager(one)
+        learn("dqn", learner, 32)
+    assert set(compiler.graphs) == {"traced"} and learner.algorithm.graphs == compiler.graphs["traced"]
+    assert_learned_like_eager(learner)
     assert compiler._child.poll(1200.0)
-    while one.compiling is not None:
-        learn("dqn", one, 32)
-    learn("dqn", one, 32)
+    while learner.compiling is not None:
+        learn("dqn", learner, 32)
+    learn("dqn", learner, 32)
     assert (
-        set(compiler.graphs) == {"traced", "compiled"} and one.algorithm.graphs == compiler.graphs["compiled"]
+        set(compiler.graphs) == {"traced", "compiled"}
+        and learner.algorithm.graphs == compiler.graphs["compiled"]
     )
-    assert_learned_like_eager(one)
+    assert_learned_like_eager(learner)
 
 
-def assert_learned_like_eager(one: NetworkAgent, **settings: Any) -> None:
-    eager, _ = learner("dqn", "false", **settings)
+def assert_learned_like_eager(learner: NetworkAgent, **settings: Any) -> None:
+    eager, _ = make_learner("dqn", "false", **settings)
     eager.compiling = None
-    for _ in range(one.opt_steps // 32):
+    for _ in range(learner.opt_steps // 32):
         learn("dqn", eager, 32)
     for name, array in eager.state().arrays.items():
-        assert norm(array - one.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
+        assert norm(array - learner.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
 
 
 @pytest.mark.parametrize("agent", AGENTS if ALL_CASES else ["dqn"])
@@ -177,32 +201,30 @@ NOT_FINITE = np.inf, -np.inf, np.nan
 
 def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
     """Compilers may take x - x and 0·x for 0, which is how such numbers are found."""
-    one, _ = learner("dqn", "true")
-    learn("dqn", one, 1)
-    assert one.algorithm.graphs
-    before = {name: array.copy() for name, array in one.state().arrays.items()}
+    learner, _ = make_learner("dqn", "true")
+    learn("dqn", learner, 1)
+    assert learner.algorithm.graphs
+    before = {name: array.copy() for name, array in learner.state().arrays.items()}
     cases = itertools.product(("obs", "next_obs", "reward"), NOT_FINITE)
     for number, (column, bad) in enumerate(cases, 1):
-        given = batch("dqn", 1)
-        given.weight = np.ones(16, np.float32)
+        rows = refill("dqn", 1)
         if column == "reward":
-            given.reward[3] = bad
+            rows.reward[3] = bad
         else:
-            rows = getattr(given, column)
-            next(array for array in rows.values() if array.dtype.kind == "f")[3, 0] = bad
-        buffer: Any = OneBatchBuffer(given)
-        one.opt(buffer)
-        assert one.skipped_in_a_row == number, (column, bad)
-    for name, array in one.state().arrays.items():
+            getattr(rows, column)["obs.x"][3, 0] = bad
+        buffer: Any = OneBatchBuffer(rows)
+        learner.opt(buffer)
+        assert learner.skipped_in_a_row == number, (column, bad)
+    for name, array in learner.state().arrays.items():
         assert name.startswith("stats") or np.array_equal(array, before[name]), name
 
 
 def with_cache(**settings: Any) -> NetworkAgent:
     """An agent after an opt step that is compiled if the cache has it."""
-    one, compiler = learner("dqn", "true", waits=False, **settings)
-    one.compiling = compiler.use_cached
-    learn("dqn", one, 1)
-    return one
+    learner, compiler = make_learner("dqn", "true", waits=False, **settings)
+    learner.compiling = compiler.use_cached
+    learn("dqn", learner, 1)
+    return learner
 
 
 @pytest.mark.parametrize(
@@ -213,23 +235,23 @@ def with_cache(**settings: Any) -> NetworkAgent:
     ],
 )
 def test_values_that_an_opt_step_does_not_read_use_the_same_graph(settings: dict[str, Any]) -> None:
-    learn("dqn", learner("dqn", "true")[0], 1)
+    learn("dqn", make_learner("dqn", "true")[0], 1)
     assert with_cache(**settings).algorithm.graphs
 
 
 def test_a_later_run_uses_the_cache_and_other_settings_do_not() -> None:
-    learn("dqn", learner("dqn", "true")[0], 1)
-    found = set(cache_folder().glob("dqn-*.pt2"))
-    one = with_cache(lr_schedule="constant", lr_opt_steps=None)
-    assert one.algorithm.graphs, "the schedule of the learning rate is no part of the graph"
+    learn("dqn", make_learner("dqn", "true")[0], 1)
+    files = set(cache_folder().glob("dqn-*.pt2"))
+    learner = with_cache(lr_schedule="constant", lr_opt_steps=None)
+    assert learner.algorithm.graphs, "the schedule of the learning rate is no part of the graph"
     assert not with_cache(lr=0.5).algorithm.graphs
-    assert set(cache_folder().glob("dqn-*.pt2")) == found
+    assert set(cache_folder().glob("dqn-*.pt2")) == files
 
 
 @pytest.fixture
 def damaged() -> Iterator[int]:
     """How many files the cache has, all of them damaged; they are whole again after the test."""
-    learn("dqn", learner("dqn", "true")[0], 1)
+    learn("dqn", make_learner("dqn", "true")[0], 1)
     whole = {path: path.read_bytes() for path in cache_folder().glob("dqn-*.pt2")}
     for path in whole:
         path.write_bytes(b"no library")
@@ -239,8 +261,8 @@ def damaged() -> Iterator[int]:
 
 
 def test_a_damaged_file_is_removed(damaged: int, caplog: pytest.LogCaptureFixture) -> None:
-    one = with_cache()
-    assert not one.algorithm.graphs and one.opt_steps == 1
+    learner = with_cache()
+    assert not learner.algorithm.graphs and learner.opt_steps == 1
     assert "a compiled opt step cannot be loaded and was removed" in caplog.text
     assert len(set(cache_folder().glob("dqn-*.pt2"))) == damaged - 1
 
@@ -249,9 +271,9 @@ def test_a_loaded_graph_leaves_nothing_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    one, _ = learner("dqn", "true")
-    learn("dqn", one, 1)
-    assert one.algorithm.graphs and not list(tmp_path.glob("aotinductor*"))
+    learner, _ = make_learner("dqn", "true")
+    learn("dqn", learner, 1)
+    assert learner.algorithm.graphs and not list(tmp_path.glob("aotinductor*"))
     assert os.environ["TMPDIR"] == str(tmp_path)
 
 
@@ -271,14 +293,14 @@ def test_a_changed_module_beside_that_of_the_agent_is_compiled_again(
 
 
 def failing(waits: bool) -> NetworkAgent:
-    return learner("dqn", "true", waits, plugins=["no_such_module"], lr=0.25)[0]
+    return make_learner("dqn", "true", waits, plugins=["no_such_module"], lr=0.25)[0]
 
 
 def test_a_compiling_process_that_fails_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    one = failing(waits=False)
-    while one.compiling is not None:
-        learn("dqn", one, 32)
-    assert not one.algorithm.graphs
+    learner = failing(waits=False)
+    while learner.compiling is not None:
+        learn("dqn", learner, 32)
+    assert not learner.algorithm.graphs
     assert (
         "agent.compile: opt steps are not compiled, compiling failed: plugins: there is no module"
         in caplog.text
@@ -301,15 +323,15 @@ def test_only_what_pays_in_the_time_that_is_left_is_done(
     monkeypatch: pytest.MonkeyPatch, time_left: float, done: str
 ) -> None:
     monkeypatch.setattr("border_cli.agents.compiler._MEASURING_S", 0.0)
-    one, compiler = learner("dqn", "auto", waits=False, adam_eps=1e-6)
+    learner, compiler = make_learner("dqn", "auto", waits=False, adam_eps=1e-6)
     opt_steps_s = list[float]()
     compiler._time_left = lambda opt_step_s: opt_steps_s.append(opt_step_s) or time_left
-    learn("dqn", one, 40)
+    learn("dqn", learner, 40)
     assert len(opt_steps_s) == (1 if done else 40) and 0.0 < opt_steps_s[-1] < 10.0
     assert bool(list(cache_folder().glob("tmp*"))) is bool(done), "the folder of the compiling process"
     if done == "traced":
-        while one.compiling is not None:
-            learn("dqn", one, 32)
+        while learner.compiling is not None:
+            learn("dqn", learner, 32)
         assert set(compiler.graphs) == {"traced"} and not any(
             path.exists() for path in compiler._paths.values()
         )
@@ -320,11 +342,11 @@ def test_without_a_cpp_compiler_opt_steps_are_traced_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    one, compiler = learner("dqn", "auto", waits=False, adam_eps=1e-5)
-    while one.compiling is not None:
-        learn("dqn", one, 32)
+    learner, compiler = make_learner("dqn", "auto", waits=False, adam_eps=1e-5)
+    while learner.compiling is not None:
+        learn("dqn", learner, 32)
     assert set(compiler.graphs) == {"traced"}
-    assert_learned_like_eager(one, adam_eps=1e-5)
+    assert_learned_like_eager(learner, adam_eps=1e-5)
     assert (
         "agent.compile: opt steps are not compiled, there is no C++ compiler (/no/such/compiler)"
         in caplog.text
@@ -332,23 +354,32 @@ def test_without_a_cpp_compiler_opt_steps_are_traced_alone(
 
 
 def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
-    one, _ = learner("dqn", "true")
+    learner, _ = make_learner("dqn", "true")
     stop, notes = StopFlag(), list[str]()
     config = replace(config_of("dqn"), compile="true", lr=0.125)
     compiler = GraphCompiler(
-        *(one, config, [], spec_of("dqn"), True, stop),
+        *(learner, config, [], spec_of("dqn"), True, stop),
         note=notes.append,
         waiting=lambda: stop.request(ExitCode.SIGINT),
     )
-    one.compiling = compiler.poll
+    learner.compiling = compiler.poll
     with pytest.raises(Interrupted):
-        learn("dqn", one, 1)
+        learn("dqn", learner, 1)
     compiler.close()
-    assert one.opt_steps == 0
+    assert learner.opt_steps == 0
     assert [note.partition(" ")[0] for note in notes] == ["compiling", "the"]
 
 
 RUN = (
+    "env=gym",
+    "env.entry_point=tests.envs:Sampled",
+    "env.kwargs.space='number and kind'",
+    "env.kwargs.actions=2",
+    "buffer=prioritized",
+    *(
+        f"agent.{name}={value}".replace(" ", "").replace("True", "true")
+        for name, value in SETTINGS["dqn"].items()
+    ),
     "trainer.max_opts=60",
     "trainer.max_env_steps=null",
     "trainer.eval_interval=null",
@@ -417,7 +448,7 @@ def test_sync_and_lockstep_repeat_their_bits_with_compiled_opt_steps(
 
 
 def test_what_a_killed_run_left_in_the_cache_is_removed_by_a_later_one() -> None:
-    learn("dqn", learner("dqn", "true")[0], 1)
+    learn("dqn", make_learner("dqn", "true")[0], 1)
     old, new = cache_folder() / "tmpold", cache_folder() / "tmpnew"
     for folder in (old, new):
         folder.mkdir()
