@@ -25,8 +25,7 @@ from tests.envs import SPACES, START
 from tests.faults.amounts import times
 from tests.trained import save_best
 
-SMALL = {"hidden": [8]}
-CONFIGS: dict[str, dict[str, Any]] = dict.fromkeys(("dqn", "c51", "qrdqn", "iqn", "rainbow"), SMALL)
+CONFIGS: dict[str, dict[str, Any]] = {agent: {"hidden": [8]} for agent in AGENTS}
 """Smaller than the defaults, so that many networks are made quickly."""
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "two": spaces.Discrete(2, start=START),
@@ -71,9 +70,9 @@ def observations(rng: np.random.Generator) -> Obs:
 
 def policy(agent: str, space: spaces.Space[Any]) -> ActingPolicy:
     entry = AGENTS[agent]
-    config = entry.config(**CONFIGS.get(agent, {}))
-    made: ActingPolicy = entry.load().make_policy(config, env_spec(OBSERVATIONS, space), seed=3)
-    return made
+    config = entry.config(**CONFIGS[agent])
+    acting: ActingPolicy = entry.load().make_policy(config, env_spec(OBSERVATIONS, space), seed=3)
+    return acting
 
 
 PAIRS = list(agent_action_pairs())
@@ -87,9 +86,9 @@ def test_e4_no_action_is_outside_its_space(agent: str, action: str) -> None:
     for net in range(NETS):
         (acting.train if net % 2 else acting.eval)()
         acting.sync_model(random_model(acting.model_info(), rng))
-        for given in decode_actions(spec.action, acting.sample(observations(rng), env_steps=net * 100)):
-            assert space.contains(given), (given, space)
-            seen.add(str(given))
+        for chosen in decode_actions(spec.action, acting.sample(observations(rng), env_steps=net * 100)):
+            assert space.contains(chosen), (chosen, space)
+            seen.add(str(chosen))
     if isinstance(space, spaces.Discrete):
         assert len(seen) == space.n  # every action is chosen at least once
 
@@ -97,7 +96,7 @@ def test_e4_no_action_is_outside_its_space(agent: str, action: str) -> None:
 @pytest.mark.parametrize(("agent", "action"), PAIRS)
 def test_e4_no_action_of_a_loaded_model_is_outside_its_space(agent: str, action: str, tmp_path: Path) -> None:
     space, rng = ACTIONS[action], np.random.default_rng(1)
-    config = AGENTS[agent].config(**CONFIGS.get(agent, {}))
+    config = AGENTS[agent].config(**CONFIGS[agent])
     env = {"id": "CartPole-v1"}  # never made: acting needs only the stored spaces
     described = ModelDescription(asdict(config) | {"type": agent}, env, env_spec(OBSERVATIONS, space))
     for net in range(5):
@@ -109,10 +108,10 @@ def test_e4_no_action_of_a_loaded_model_is_outside_its_space(agent: str, action:
         OBSERVATIONS.seed(net)
         for _ in range(20):
             observation = OBSERVATIONS.sample()
-            given = loaded.sample(observation)
-            assert space.contains(given), (given, space)
-            one = {"obs.x": observation["x"][None], "obs.k": np.array([observation["k"] - 1])}
-            assert np.array_equal(given, decode_actions(described.spec.action, acting.sample(one))[0])
+            chosen = loaded.sample(observation)
+            assert space.contains(chosen), (chosen, space)
+            rows = {"obs.x": observation["x"][None], "obs.k": np.array([observation["k"] - 1])}
+            assert np.array_equal(chosen, decode_actions(described.spec.action, acting.sample(rows))[0])
 
 
 # -- acting and learning ------------------------------------------------
@@ -126,16 +125,16 @@ def rows(rng: np.random.Generator, n: int = 64) -> Obs:
 
 
 def config_of(agent: str) -> Any:
-    return AGENTS[agent].config(**CONFIGS.get(agent, {}) | {"batch_size": 16})
+    return AGENTS[agent].config(**CONFIGS[agent] | {"batch_size": 16})
 
 
 def spec_of(agent: str) -> EnvSpec:
     return env_spec(OBSERVATIONS, ACTIONS[FIRST[agent]])
 
 
-def learner(agent: str, seed: int = 3) -> Agent:
-    made: Agent = AGENTS[agent].load().make_agent(config_of(agent), spec_of(agent), seed)
-    return made
+def make_learner(agent: str, seed: int = 3) -> Agent:
+    new: Agent = AGENTS[agent].load().make_agent(config_of(agent), spec_of(agent), seed)
+    return new
 
 
 def batch(agent: str, seed: int, n: int = 16) -> Batch:
@@ -156,50 +155,53 @@ class OneBatchBuffer:
 
     capacity = 1000
 
-    def __init__(self, given: Batch) -> None:
-        self.given = given
+    def __init__(self, rows: Batch) -> None:
+        self.rows = rows
         self.errors: list[Array] = []
 
     def batch(self, size: int, into: Batch | None = None) -> Batch:
-        return self.given
+        return self.rows
 
     def update_priority(self, ix: Array, td_error: Array) -> None:
         self.errors.append(td_error)
 
 
-def learn(agent: str, one: Agent, seeds: Iterable[int]) -> None:
+def learn(agent: str, learner: Agent, seeds: Iterable[int]) -> None:
     for seed in seeds:
         buffer: Any = OneBatchBuffer(batch(agent, seed))
-        one.opt(buffer)
+        learner.opt(buffer)
 
 
 @pytest.fixture(params=[False, True], ids=["", "normalized"])
 def normalize_obs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test without and with `agent.normalize_obs=true`."""
     for agent in AGENTS:
-        settings = CONFIGS.get(agent, {}) | {"normalize_obs": request.param}
+        settings = CONFIGS[agent] | {"normalize_obs": request.param}
         monkeypatch.setitem(CONFIGS, agent, settings)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_evaluation_is_greedy_and_exploration_is_not(agent: str) -> None:
-    one, obs = learner(agent), rows(np.random.default_rng(9))
-    one.eval()
-    chosen = one.sample(obs, 0)
-    assert all((one.sample(obs, env_steps) == chosen).all() for env_steps in (0, 10, 10**6))
-    one.train()
-    assert any((one.sample(obs, 0) != chosen).any() for _ in range(20))
+    learner, obs = make_learner(agent), rows(np.random.default_rng(9))
+    learner.eval()
+    chosen = learner.sample(obs, 0)
+    assert all((learner.sample(obs, env_steps) == chosen).all() for env_steps in (0, 10, 10**6))
+    learner.train()
+    assert any((learner.sample(obs, 0) != chosen).any() for _ in range(20))
 
 
 @pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_same_seed_gives_the_same_agent_and_another_seed_another(agent: str) -> None:
     def history(seed: int) -> list[Any]:
-        one = learner(agent, seed)
-        one.train()
-        learn(agent, one, range(5))
+        learner = make_learner(agent, seed)
+        learner.train()
+        learn(agent, learner, range(5))
         obs = rows(np.random.default_rng(0))
-        return [one.sample(obs, 10**6).tolist(), {n: a.tolist() for n, a in one.state().arrays.items()}]
+        return [
+            learner.sample(obs, 10**6).tolist(),
+            {n: a.tolist() for n, a in learner.state().arrays.items()},
+        ]
 
     assert history(1) == history(1) != history(2)
 
@@ -209,14 +211,14 @@ def test_the_schedule_scales_every_learning_rate(agent: str) -> None:
     config = replace(
         config_of(agent), lr_schedule="linear", lr_opt_steps=2, lr_final=0.0, target_interval=100
     )
-    one: Agent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
+    learner: Agent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
 
     def weights() -> dict[str, list[float]]:
-        return {name: a.tolist() for name, a in one.state().arrays.items() if ".params." in name}
+        return {name: a.tolist() for name, a in learner.state().arrays.items() if ".params." in name}
 
     before, changed = weights(), []
     for seed in range(4):  # at opt steps 3 and 4 the learning rates are 0
-        learn(agent, one, [seed])
+        learn(agent, learner, [seed])
         changed.append(weights() != before)
         before = weights()
     assert changed == [True, True, False, False]
@@ -225,65 +227,65 @@ def test_the_schedule_scales_every_learning_rate(agent: str) -> None:
 @pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_that_loads_a_state_continues_bit_for_bit(agent: str) -> None:
-    one, other = learner(agent), learner(agent, seed=77)
-    learn(agent, one, range(5))
-    state, generators = one.state(), json.loads(json.dumps(one.generator_state()))
+    learner, other = make_learner(agent), make_learner(agent, seed=77)
+    learn(agent, learner, range(5))
+    state, generators = learner.state(), json.loads(json.dumps(learner.generator_state()))
     other.load_state(State(state.copy().arrays, json.loads(json.dumps(state.values))))
     other.load_generator_state(generators)
     obs = rows(np.random.default_rng(0))
-    for both in (one, other):
-        both.train()
-    assert (one.sample(obs, 10**6) == other.sample(obs, 10**6)).all()
-    for both in (one, other):
-        learn(agent, both, range(5, 10))
-    for name, array in one.state().arrays.items():
+    for each in (learner, other):
+        each.train()
+    assert (learner.sample(obs, 10**6) == other.sample(obs, 10**6)).all()
+    for each in (learner, other):
+        learn(agent, each, range(5, 10))
+    for name, array in learner.state().arrays.items():
         assert (array == other.state().arrays[name]).all(), name
-    for both in (one, other):
-        both.eval()
-    assert (one.sample(obs) == other.sample(obs)).all()
+    for each in (learner, other):
+        each.eval()
+    assert (learner.sample(obs) == other.sample(obs)).all()
 
 
 @pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_model_acts_as_the_agent_it_was_taken_from(agent: str) -> None:
-    one = learner(agent)
-    learn(agent, one, range(5))
+    learner = make_learner(agent)
+    learn(agent, learner, range(5))
     acting = AGENTS[agent].load().make_policy(config_of(agent), spec_of(agent), 8)
-    acting.sync_model(one.model_info())
+    acting.sync_model(learner.model_info())
     assert acting.version == 5
     obs = rows(np.random.default_rng(9))
-    for both in (one, acting):
-        both.eval()
-    assert (acting.sample(obs) == one.sample(obs)).all()
+    for each in (learner, acting):
+        each.eval()
+    assert (acting.sample(obs) == learner.sample(obs)).all()
     for name, array in acting.model_info().arrays.items():
-        assert not np.shares_memory(array, one.model_info().arrays[name])
+        assert not np.shares_memory(array, learner.model_info().arrays[name])
 
 
 @pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("column", ["reward", "obs", "next_obs"])
 def test_a_batch_with_numbers_that_are_not_finite_changes_no_weight(agent: str, column: str) -> None:
-    one, bad = learner(agent), batch(agent, 7)
-    learn(agent, one, range(4))
-    before = {name: array.copy() for name, array in one.state().arrays.items()}
+    learner, bad = make_learner(agent), batch(agent, 7)
+    learn(agent, learner, range(4))
+    before = {name: array.copy() for name, array in learner.state().arrays.items()}
     (bad.reward if column == "reward" else getattr(bad, column)["obs.x"])[2] = np.nan
     bad.terminated[2], bad.weight = False, np.ones(16, np.float32)
     buffer: Any = OneBatchBuffer(bad)
-    one.opt(buffer)
-    assert one.skipped_in_a_row == 1
+    learner.opt(buffer)
+    assert learner.skipped_in_a_row == 1
     assert len(buffer.errors[0]) == 15 and np.isfinite(buffer.errors[0]).all()  # that row keeps its priority
     learned = [name for name in before if "target" not in name and not name.startswith("stats.skipped")]
-    assert all((one.state().arrays[name] == before[name]).all() for name in learned)
-    assert one.check_finite()
+    assert all((learner.state().arrays[name] == before[name]).all() for name in learned)
+    assert learner.check_finite()
 
 
 @pytest.mark.usefixtures("normalize_obs")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_weighted_batch_updates_the_priorities(agent: str) -> None:
-    one, weighted = learner(agent), batch(agent, 1)
+    learner, weighted = make_learner(agent), batch(agent, 1)
     weighted.weight = np.linspace(0.1, 1.0, 16, dtype=np.float32)
     buffer: Any = OneBatchBuffer(weighted)
-    one.opt(buffer)
+    learner.opt(buffer)
     (errors,) = buffer.errors
     assert errors.shape == (16,)
     assert (errors >= 0).all()

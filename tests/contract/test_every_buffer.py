@@ -205,11 +205,14 @@ PLANS = st.lists(
     max_size=25,
 )
 stacks = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-kinds = pytest.mark.parametrize("kind", [*BUFFERS, *(f"{kind}{ON_DEVICE}cpu" for kind in BUFFERS)])
+KINDS = [*BUFFERS, *(f"{kind}{ON_DEVICE}cpu" for kind in BUFFERS)]
+kinds = pytest.mark.parametrize("kind", KINDS)
+# below, a buffer on a device is compared with one in memory
+kinds_by_plans = pytest.mark.parametrize("kind", KINDS if ALL_CASES else BUFFERS)
 
 
 @stacks
-@kinds
+@kinds_by_plans
 @settings(max_examples=50 if ALL_CASES else 14, deadline=None)
 @given(n_step=st.integers(1, 4), capacity=st.integers(9, 60), plan=PLANS)
 def test_batches_match_the_naive_buffer(kind: str, stack: int, n_step: int, capacity: int, plan: Any) -> None:
@@ -226,7 +229,7 @@ def through_json(state: State) -> State:
 
 
 @stacks
-@kinds
+@kinds_by_plans
 @settings(max_examples=15 if ALL_CASES else 6, deadline=None)
 @given(
     n_step=st.integers(1, 4), capacity=st.integers(20, 60), before=PLANS, after=PLANS, seed=st.integers(0, 99)

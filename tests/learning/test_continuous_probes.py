@@ -113,7 +113,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize(("env_class", "agent"), sampled([*product(EXPECTED, CONFIGS)], len(CONFIGS)))
+@pytest.mark.parametrize(("env_class", "agent"), sampled([*product(EXPECTED, CONFIGS)], 2 * len(CONFIGS)))
 def test_values_within_five_percent(agent: str, env_class: str) -> None:
     learner = trained(agent, env_class)
     for observation, wanted in EXPECTED[env_class].items():
