@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # with it each process that a test starts would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install dev train eval test check unit integration faults test-full test-faults-full test-extras test-gpu learning bench peers same-bits results readme conf screen clean
+.PHONY: install dev train eval test check test-full test-extras test-gpu bench peers same-bits results readme conf screen clean
 
 install: $(VENV)/.stamp
 
@@ -33,7 +33,10 @@ train: install
 eval: install
 	$(BIN)/border-eval $(ARGS)
 
-test: check unit integration faults learning
+# test: what a contributor runs before each commit. A process takes whole files: the tests of a file share what they have
+# compiled or trained.
+test: check
+	$(BIN)/python -m pytest tests/unit tests/contract tests/integration tests/faults tests/learning -n 3 --dist loadfile $(ARGS)
 
 # check: what a machine can say about the code without running it
 check: dev
@@ -42,26 +45,10 @@ check: dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: dev
-	$(BIN)/python -m pytest tests/unit tests/contract -n 2 $(ARGS)
-
-# a process takes whole files: the tests of a file share what they have compiled or trained
-integration: dev
-	$(BIN)/python -m pytest tests/integration -n 3 --dist loadfile $(ARGS)
-
-faults: dev
-	$(BIN)/python -m pytest tests/faults -n 3 $(ARGS)
-
-# test-full: every agent in every environment, every preset, and all cases of what `make test` takes samples of
-test-full: dev
-	TEST_FULL=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
-	FAULTS_FULL=1 $(BIN)/python -m pytest tests/integration/test_every_agent_in_every_env.py tests/integration/test_presets_run.py -n 2 $(ARGS)
-
-# test-faults-full: every row with full counts, every cell of lockstep stopped ten times, then long campaigns of kills,
-# storms and a soak; some hours
-test-faults-full: dev
-	FAULTS_FULL=1 $(BIN)/python -m pytest tests/faults -n 3 --timeout 3600 $(ARGS)
-	FAULTS_FULL=1 $(BIN)/python -m pytest tests/unit tests/contract tests/integration -n 2 --dist loadfile --timeout 3600 $(ARGS)
+# test-full: what runs before a release, some hours: every case with full counts of faults, every preset, every agent in
+# every environment, the libraries of all extras, then long campaigns of kills, storms and a soak
+test-full: check test-extras
+	TEST_FULL=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile --timeout 3600 $(ARGS)
 	$(BIN)/python -m tests.campaigns kills --runs 50
 	$(BIN)/python -m tests.campaigns kills-lockstep --runs 50
 	$(BIN)/python -m tests.campaigns kills-full --runs 10
@@ -76,9 +63,6 @@ test-extras: dev
 # test-gpu: device=cuda, on a machine with a GPU of NVIDIA; elsewhere its tests are skipped
 test-gpu: dev
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
-
-learning: dev
-	$(BIN)/python -m pytest tests/learning -n 2 $(ARGS)
 
 bench: dev
 	$(BIN)/python -m bench.speed $(ARGS)

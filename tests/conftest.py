@@ -24,7 +24,7 @@ collect_ignore_glob = [] if sys.platform == "linux" else ["faults/test_*.py"]  #
 
 
 def pytest_report_header() -> str:
-    return f"FAULTS_SEED={SEED} FAULTS_FULL={int(FULL)}"
+    return f"FAULTS_SEED={SEED} TEST_FULL={int(FULL)}"
 
 
 @pytest.fixture(autouse=True)

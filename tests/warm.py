@@ -1,7 +1,7 @@
 """Starts commands from a warm process, which has imported torch, Hydra and border_cli once and forks for each of them.
 
 A forked command behaves as a started one: it leads a session, has the default handlers of signals, its own environment,
-folder and streams, and calls the entry point of the command. Its fork server is forked as well. FAULTS_FULL=1 starts every
+folder and streams, and calls the entry point of the command. Its fork server is forked as well. TEST_FULL=1 starts every
 command anew.
 """
 

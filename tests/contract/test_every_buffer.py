@@ -21,7 +21,7 @@ from border_cli.core.state import Block, State
 from border_cli.core.types import Batch, Step
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.n_step import NStepProcessor
-from tests.faults.amounts import ALL_CASES
+from tests.faults.amounts import FULL
 from tests.rows import processed
 
 GAMMA = 0.5
@@ -208,12 +208,12 @@ stacks = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 KINDS = [*BUFFERS, *(f"{kind}{ON_DEVICE}cpu" for kind in BUFFERS)]
 kinds = pytest.mark.parametrize("kind", KINDS)
 # below, a buffer on a device is compared with one in memory
-kinds_by_plans = pytest.mark.parametrize("kind", KINDS if ALL_CASES else BUFFERS)
+kinds_by_plans = pytest.mark.parametrize("kind", KINDS if FULL else BUFFERS)
 
 
 @stacks
 @kinds_by_plans
-@settings(max_examples=50 if ALL_CASES else 14, deadline=None)
+@settings(max_examples=50 if FULL else 14, deadline=None)
 @given(n_step=st.integers(1, 4), capacity=st.integers(9, 60), plan=PLANS)
 def test_batches_match_the_naive_buffer(kind: str, stack: int, n_step: int, capacity: int, plan: Any) -> None:
     world = new_world(kind, capacity, stack, n_step)
@@ -230,7 +230,7 @@ def through_json(state: State) -> State:
 
 @stacks
 @kinds_by_plans
-@settings(max_examples=15 if ALL_CASES else 6, deadline=None)
+@settings(max_examples=15 if FULL else 6, deadline=None)
 @given(
     n_step=st.integers(1, 4), capacity=st.integers(20, 60), before=PLANS, after=PLANS, seed=st.integers(0, 99)
 )

@@ -1,7 +1,7 @@
 """Sync and lockstep repeat their bits: every agent with every buffer, several environments, any number of actors.
 
 Each run is stopped by SIGTERM at an opt step drawn from the printed seed, then resumed. The result must equal that of the
-uninterrupted run, which it can only if the same seed gives the same bits. FAULTS_FULL=1 stops the runs of CELLS ten times.
+uninterrupted run, which it can only if the same seed gives the same bits. TEST_FULL=1 stops the runs of CELLS ten times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The number of tested cases and injected faults.
 
-`make test` runs a sample of the cases and injects few faults. TEST_FULL=1 runs all cases. FAULTS_FULL=1 also injects as
-many faults as docs/reliability.md states.
+`make test` runs a sample of the cases and injects few faults. TEST_FULL=1 (`make test-full`) runs all cases with as many
+faults as docs/reliability.md states.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-FULL = os.environ.get("FAULTS_FULL") == "1"
-ALL_CASES = FULL or os.environ.get("TEST_FULL") == "1"
+FULL = os.environ.get("TEST_FULL") == "1"
 SEED = int(os.environ.get("FAULTS_SEED", "20240607"))
 
 
@@ -25,7 +24,7 @@ def times(short: int, full: int) -> int:
 def sampled(cases: Sequence[T], width: int) -> list[T]:
     """Return all cases with TEST_FULL=1, else one of each `width` consecutive cases: the first, the second of the next …"""
     groups = [cases[i : i + width] for i in range(0, len(cases), width)]
-    return list(cases) if ALL_CASES else [group[i % len(group)] for i, group in enumerate(groups)]
+    return list(cases) if FULL else [group[i % len(group)] for i, group in enumerate(groups)]
 
 
 def seeded(name: str) -> random.Random:

@@ -36,7 +36,7 @@ from border_cli.core.types import Batch, Step
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime.signals import StopFlag
 from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
-from tests.faults.amounts import ALL_CASES
+from tests.faults.amounts import FULL
 from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, tiny, train
@@ -46,7 +46,7 @@ pytestmark = [
     pytest.mark.usefixtures("folder"),
     pytest.mark.timeout(1800),  # compiling takes minutes on a busy machine
 ]
-full_tier = pytest.mark.skipif(not ALL_CASES, reason="make test-full: each of these compiles another graph")
+full_tier = pytest.mark.skipif(not FULL, reason="make test-full: each of these compiles another graph")
 OPT_STEPS = 200
 SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True},
@@ -172,7 +172,7 @@ def assert_learned_like_eager(learner: NetworkAgent, **settings: Any) -> None:
         assert norm(array - learner.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
 
 
-@pytest.mark.parametrize("agent", AGENTS if ALL_CASES else ["dqn"])
+@pytest.mark.parametrize("agent", AGENTS if FULL else ["dqn"])
 def test_a_compiled_opt_step_equals_the_eager_one(agent: str) -> None:
     eager, compiled = after_opt_steps(agent, "false"), after_opt_steps(agent, "true")
     for name, array in eager.state.items():

@@ -19,7 +19,7 @@ from tests.faults.amounts import times
 
 N_READERS = 4
 READS = times(6_500, 26_000)
-"""Reads of each reader; together more than 1e5 with FAULTS_FULL=1."""
+"""Reads of each reader; together more than 1e5 with TEST_FULL=1."""
 MODELS, TORN = 50, 1
 """Each reader continues until it has read this many new models and torn copies; fewer would prove nothing."""
 MAX_READS = 104_000

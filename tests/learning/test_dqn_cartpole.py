@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from border_cli.cli.train import main
-from tests.faults.amounts import ALL_CASES
+from tests.faults.amounts import FULL
 from tests.real_runs import Run
 from tests.trained import read_checkpoint
 
@@ -47,7 +47,7 @@ def test_the_learner_that_acts_itself_solves_cartpole(workplace: Path) -> None:
     assert_solved(train(workplace, "trainer=sync", "seed=0"))
 
 
-@pytest.mark.skipif(not ALL_CASES, reason="make test-full")
+@pytest.mark.skipif(not FULL, reason="make test-full")
 def test_a_learner_with_two_actors_solves_cartpole(workplace: Path) -> None:
     """Free-running actors are not reproducible, and a rare seed fails, so a second seed may try."""
     run = train(workplace, "n_actors=2", "seed=0")
