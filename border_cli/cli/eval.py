@@ -37,10 +37,9 @@ from border_cli.display.output import write_line
 from border_cli.display.tables import table_text
 from border_cli.report.stats import INTERVAL, Statistics, summarise
 from border_cli.run import load
-from border_cli.run.directory import check_plain
 from border_cli.run.find import Located, model_directory, parse_checkpoint
 from border_cli.run.summary import write_json
-from border_cli.run.trust import check_code
+from border_cli.run.trust import check_code, check_plain
 from border_cli.runtime import seeding
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import StopFlag

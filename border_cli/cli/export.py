@@ -12,7 +12,8 @@ from border_cli.cli.overrides import Parser, parse_overrides, typed_names
 from border_cli.config.schema import option
 from border_cli.core.errors import ResourceError, UsageError
 from border_cli.run import load
-from border_cli.run.directory import DISK_FULL, check_plain, shown
+from border_cli.run.directory import DISK_FULL, shown
+from border_cli.run.trust import check_plain
 
 
 @dataclass

@@ -35,9 +35,9 @@ from border_cli.config.resolve import reopen, reopen_for_device, with_typed_budg
 from border_cli.config.schema import GROUPS, TrainConfig, option
 from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import ExitCode, UsageError
-from border_cli.run.directory import RUNS, Launch, check_plain, read_config_data
+from border_cli.run.directory import RUNS, Launch, read_config_data
 from border_cli.run.find import run_directory
-from border_cli.run.trust import check_code
+from border_cli.run.trust import check_code, check_plain
 from border_cli.runtime.signals import StopFlag
 
 _AUTO = "auto"

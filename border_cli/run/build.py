@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -50,6 +49,7 @@ from border_cli.run.factories import (
 )
 from border_cli.run.initial_weights import load_weights
 from border_cli.run.resume import Resumed
+from border_cli.run.summary import RunFiles
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s
 from border_cli.runtime.signals import StopFlag
@@ -62,9 +62,6 @@ from border_cli.training.loop import TrainingLoop
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import LONGEST_EPISODE, Telemetry
 from border_cli.training.trainers import AsyncTrainer, LockstepTrainer, SyncTrainer
-
-if TYPE_CHECKING:
-    from border_cli.run.run import RunFiles
 
 _logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 from border_cli.config.convert import dump, load, to_config, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import BorderError, ResourceError, UsageError
+from border_cli.run.trust import code_names
 from border_cli.runtime.files import replace_file
 
 RUNS = Path("runs")
@@ -28,9 +30,7 @@ LOCK_FILE = ".lock"
 CONFIG_FILE = "config.yaml"
 SWEEP_FILE = "sweep.jsonl"
 """Lists the jobs of a sweep, in the folder that holds them."""
-_EXPORTS = ("export", "export/numpy", "export/onnx")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_WRITTEN_TO = ("checkpoints", "eval", "tensorboard", "videos", *_EXPORTS)
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
 """A folder with any of these already contains a run."""
 
@@ -54,20 +54,20 @@ def run_name(name: str, agent: str, env_option: str, env_id: str) -> str:
     return _plain_name(name) if name else f"{_plain_name(agent)}_{env_slug(env_option, env_id)}"
 
 
-def create_run(name: str, root: Path = RUNS, now: datetime | None = None) -> Path:
+def create_run(name: str, root: Path = RUNS) -> Path:
     """Create `<root>/<date>/<time>_<name>`, which no other run has, and let `<root>/latest` point to it.
 
     Raises UsageError if it cannot be created, ResourceError if the disk is full.
     """
-    date, time = _stamp(now)
+    date, time = _stamp()
     path = _make_exclusively(root / date / f"{time}_{name}")
     _point_latest(root, path)
     return path
 
 
-def create_sweep(root: Path = RUNS, now: datetime | None = None) -> Path:
+def create_sweep(root: Path = RUNS) -> Path:
     """Create `<root>/sweeps/<date>/<time>`, which no other sweep has. Raises as `create_run` does."""
-    date, time = _stamp(now)
+    date, time = _stamp()
     return _make_exclusively(root / SWEEPS / date / time)
 
 
@@ -164,29 +164,12 @@ def read_config_data(run_dir: Path) -> dict[str, Any]:
     return data
 
 
-def check_plain(run_dir: Path, trusted: bool) -> None:
-    """Raise UsageError where writing to a run that is not trusted could change files elsewhere, or wait for ever.
-
-    Links and files with a second name lead elsewhere; opening a pipe waits for its other end.
-    """
-    if trusted:
-        return
-    for folder in (run_dir, *(run_dir / name for name in _WRITTEN_TO)):
-        for entry in list(os.scandir(folder)) if folder.is_dir() else ():
-            is_file = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
-            if not is_file and not entry.is_dir(follow_symlinks=False):
-                raise UsageError(
-                    f"{entry.path} is no plain file or folder: what is written to it may go anywhere",
-                    allowed="trust=true, if you trust the maker of the run, or a copy made by cp -rL",
-                )
-
-
 def _plain_name(option: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", option)
 
 
-def _stamp(now: datetime | None) -> tuple[str, str]:
-    moment = now or datetime.now()
+def _stamp() -> tuple[str, str]:
+    moment = datetime.now()
     return f"{moment:%Y-%m-%d}", f"{moment:%H-%M-%S}.{moment.microsecond // 1000:03d}"
 
 
@@ -239,6 +222,12 @@ def _point_latest(root: Path, path: Path) -> None:
 def shown(path: Path) -> Path:
     """The path as the user would type it from here."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def typed(run_dir: Path, config: TrainConfig) -> str:
+    """A run as it is typed, with what its use needs."""
+    path = shlex.quote(str(shown(run_dir)))
+    return f"{path} trust=true" if code_names(to_plain(config)) else path
 
 
 REPORTED: dict[str, object] = {"reported": True}

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import border_cli
+from border_cli.checkpoints.contents import BEST
+from border_cli.checkpoints.store import InvalidCheckpointError
+from border_cli.config import resources
+from border_cli.config.convert import to_plain
+from border_cli.config.resolve import is_reproducible
+from border_cli.config.schema import TrainConfig
 from border_cli.core import json_text
-from border_cli.core.errors import ActorLostError
+from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, add_note
+from border_cli.core.format import number
 from border_cli.core.progress import RunResult
 from border_cli.core.types import Evaluation
+from border_cli.display.advice import advice
+from border_cli.run.directory import REPORTED, Launch, typed, write_config
 from border_cli.runtime.files import open_plain, replace_file
+from border_cli.runtime.signals import StopFlag
+
+if TYPE_CHECKING:
+    from border_cli.run.resume import Resumed
+    from border_cli.training.loop import TrainingLoop
+
+SUMMARY_FILE, PROVENANCE_FILE, CRASH_FILE = "summary.json", "provenance.json", "crash.json"
+_PACKAGES = ("torch", "numpy", "gymnasium", "hydra-core", "safetensors")
+_STATUS = {
+    **dict.fromkeys(("max_opts", "max_env_steps", "max_time", "stop_return"), "done"),
+    **{"sigint": "stopped", "sigterm": "stopped", "error": "failed"},
+}
+"""Status by what ended the run; until then, and for ever if the process was killed, it is "running"."""
+_log = logging.getLogger("border_cli")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -49,10 +74,6 @@ def mean_score(summary: Mapping[str, Any], key: str) -> float | None:
     """The mean return in `best_score` or `last_score` of a summary.json; None where there is none."""
     mean = (summary.get(key) or {}).get("mean")
     return float(mean) if isinstance(mean, int | float) else None
-
-
-PROVENANCE_FILE = "provenance.json"
-_PACKAGES = ("torch", "numpy", "gymnasium", "hydra-core", "safetensors")
 
 
 def record_launch(run_dir: Path, argv: Sequence[str], seed: int, command: str = "border-train") -> str:
@@ -120,57 +141,157 @@ def _git(*words: str) -> str | None:
     return answer.stdout.strip()
 
 
-SUMMARY_FILE = "summary.json"
-CRASH_FILE = "crash.json"
+class RunFiles:
+    """The files in which a run says what it is and how it ends: provenance.json, summary.json and crash.json.
 
-_STATUS = {
-    **dict.fromkeys(("max_opts", "max_env_steps", "max_time", "stop_return"), "done"),
-    **{"sigint": "stopped", "sigterm": "stopped", "error": "failed"},
-}
-"""Status by what ended the run; until then, and for ever if the process was killed, it is "running"."""
-
-
-class Summary:
-    """The summary of one run, in its directory from the start with status "running".
-
-    Args:
-        saved: opt step of the checkpoint that the run resumes from, and the seconds until then.
-        exact: see `RunResult`; once it is False it stays so.
-        config: the resolved configuration as plain data, so that runs can be compared by their summaries alone.
-
-    Every method raises OSError when the file cannot be written.
+    summary.json exists from the start with status "running". On resume, only the log is modified until the saved state has
+    been loaded.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        run_id: str,
-        saved: tuple[int, float] | None = None,
-        exact: bool | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._path = run_dir / SUMMARY_FILE
-        self._run_id = run_id
-        self._saved = None if saved is None else {"opt_steps": saved[0], "seconds": saved[1]}
-        self._inexact = exact is False
-        self._config = config or {}
-        self._write("running", None)
+    def __init__(self, config: TrainConfig, run_dir: Path, launch: Launch, resumed: Resumed | None) -> None:
+        self.run_dir = run_dir
+        self._config = config
+        self._launch = launch
+        self._resumed = resumed
+        self._run_id = ""  # until the run is started
+        self._saved: dict[str, Any] | None = None
+        self.loop: TrainingLoop | None = None  # where totals and scores come from, once it is made
 
-    def saved(self, opt_steps: int, seconds: float, exact: bool | None = None) -> None:
-        """Note that there is a checkpoint, and how long the run took until then."""
-        self._saved = {"opt_steps": opt_steps, "seconds": seconds}
-        self._inexact |= exact is False
-        self._write("running", None)
+    def start(self) -> None:
+        """Record this launch and write the summary with status "running", once."""
+        if self._run_id:
+            return
+        before = self._resumed
+        if before is not None:
+            write_config(self.run_dir, self._config)
+            if before.path is not None:
+                self._saved = {"opt_steps": before.opt_steps, "seconds": before.seconds}
+            elif (self.run_dir / BEST).exists():  # of a launch that saved no checkpoint
+                shutil.rmtree(self.run_dir / BEST)
+        launch = self._launch
+        self._run_id = record_launch(self.run_dir, launch.argv, self._config.seed, launch.command)
+        self._write()
 
-    def finish(self, result: RunResult) -> None:
-        """Write how the run ended. Raises KeyError for an unknown `ended_by`."""
-        self._write(_STATUS[result.ended_by], result)
+    def saved(self, opt_steps: int) -> None:
+        """A checkpoint was written. A summary that cannot be written is logged: the checkpoint counts."""
+        if self.loop is None or not self._run_id:
+            return
+        self._saved = {"opt_steps": opt_steps, "seconds": self.loop.parts.telemetry.seconds}
+        try:
+            self._write()
+        except OSError as e:
+            _log.warning("%s cannot be written: %s", self.run_dir / SUMMARY_FILE, e.strerror)
 
-    def _write(self, status: str, result: RunResult | None) -> None:
-        data = {"run_id": self._run_id, "status": status, "saved": self._saved, **_result_data(result)}
-        if self._inexact:
+    def crashed(self, error: Exception) -> None:
+        """Write crash.json as far as the disk allows: an error here must not end a run that continues."""
+        try:
+            write_crash(self.run_dir, error)
+        except OSError as e:
+            _log.error("%s: %s", e.filename or self.run_dir, e.strerror)
+
+    def finished(self, stop: StopFlag) -> RunResult:
+        """Write how the run ended, by itself or by a signal."""
+        assert self.loop is not None
+        if self.loop.ended_by == "signal" and stop.code is not None:
+            result = self._result(stop.code.name.lower(), stop.code)
+        else:
+            result = self._result(self.loop.ended_by)
+        self._write(result)
+        for line in filter(None, (result.bound, result.expected)):
+            _log.info("%s", line)
+        _log.info(
+            "ended by %s: %d opt steps, %d env steps", result.ended_by, result.opt_steps, result.env_steps
+        )
+        return result
+
+    def failed(self, error: BaseException) -> None:
+        """Write how the run failed: summary.json, the log, and crash.json for a defect."""
+        interrupted = isinstance(error, Interrupted)
+        code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
+        saved_at = 0 if self.loop is None else self.loop.parts.checkpoints.saved_at
+        kept = 0 if self._resumed is None or self._resumed.path is None else self._resumed.opt_steps
+        try:
+            # On resume, the summary stays that of the earlier launch until the saved state has been loaded.
+            if (saved_at or not kept) and not isinstance(error, InvalidCheckpointError):
+                self.start()
+            if self._run_id and interrupted:
+                self._write(self._result(code.name.lower(), code))
+            elif self._run_id:
+                self._write(self._result("error", code, str(error)))
+        except OSError as e:  # such as the full disk that ended the run; the first error counts
+            _log.error("%s: %s", e.filename or self.run_dir, e.strerror)
+        if interrupted:
+            what = f"opt step {kept} is kept" if kept else "nothing is saved"
+            _log.warning("stopped by %s before the first opt step: %s", code.name, what)
+            return
+        reported = not isinstance(error, ActorLostError) or not error.details or error.logged
+        if isinstance(error, Exception) and (code == ExitCode.DEFECT or not reported):
+            self.crashed(error)
+        # As text: a log handler must not keep the error, whose frames hold the memory of the run.
+        trace = traceback.format_exception(error) if code == ExitCode.DEFECT or self._config.debug else []
+        _log.error("the run failed: %s", "".join([f"{error}\n", *trace]).rstrip(), extra=REPORTED)
+        if isinstance(error, ActorLostError) and not reported:
+            _log.error("the actor's own traceback:\n%s", error.details, extra=REPORTED)
+        if saved_at:
+            again = f"border-train resume={typed(self.run_dir, self._config)}"
+            add_note(error, f"the state of opt step {saved_at} is saved: {again}")
+
+    def _write(self, result: RunResult | None = None) -> None:
+        """Replace summary.json. result: None while the run is running. Raises OSError."""
+        data = {
+            "run_id": self._run_id,
+            "status": "running" if result is None else _STATUS[result.ended_by],
+            "saved": self._saved,
+            **_result_data(result),
+            "config": to_plain(self._config),
+        }
+        if self._exact() is False:  # known while it runs, and kept when it fails
             data["exact"] = False
-        write_json(self._path, data | {"config": self._config})
+        write_json(self.run_dir / SUMMARY_FILE, data)
+
+    def _exact(self) -> bool | None:
+        """Whether this is what an uninterrupted run would have given; None where no run can be repeated."""
+        if not is_reproducible(self._config):
+            return None
+        actors = [] if self.loop is None else self.loop.actors or self.loop.parts.source.stats()
+        return (self._resumed is None or self._resumed.exact) and all(actor.exact for actor in actors)
+
+    def _result(self, ended_by: str, code: ExitCode = ExitCode.DONE, error: str | None = None) -> RunResult:
+        loop = self.loop
+        if loop is None:
+            return RunResult(ended_by, code, error)
+        parts, best = loop.parts, loop.eval_manager.best
+        limiter, telemetry = parts.limiter, parts.telemetry
+        actors_blocked, learner_blocked = telemetry.blocked
+        whole = replace(
+            telemetry.progress,
+            phase="training",
+            actors_blocked=actors_blocked,
+            learner_blocked=learner_blocked,
+        )
+        return RunResult(
+            ended_by,
+            code,
+            error,
+            best=best,
+            last=loop.eval_manager.last,
+            best_confirmed=loop.eval_manager.confirmed,
+            start=dict(telemetry.progress.evaluations).get(0),
+            opt_steps=limiter.opt_steps,
+            env_steps=limiter.env_steps,
+            episodes=telemetry.episodes,
+            seconds=telemetry.seconds,
+            samples_per_opt_step=limiter.ratio,
+            actors=tuple(loop.actors),
+            actors_blocked=actors_blocked,
+            learner_blocked=learner_blocked,
+            bound=advice(whole, resources.cores_for_actors(self._config)),
+            expected=_expected(self._config, None if best is None else best.mean, limiter.env_steps),
+            exact=self._exact(),
+            dropped={
+                recorder.name: recorder.dropped for recorder in parts.lossy_recorders if recorder.dropped
+            },
+        )
 
 
 def _result_data(result: RunResult | None) -> dict[str, Any]:
@@ -200,6 +321,20 @@ def _result_data(result: RunResult | None) -> dict[str, Any]:
 
 def _score(evaluation: Evaluation | None) -> dict[str, Any] | None:
     return None if evaluation is None else {"opt_steps": evaluation.opt_steps, "mean": evaluation.mean}
+
+
+def _expected(config: TrainConfig, best: float | None, env_steps: int) -> str:
+    """What the preset promises, and whether the best model of the run reached it; empty for a run too short to tell."""
+    promise = config.preset.expect_return
+    if promise is None or best is None or config.evaluator.type not in ("inline", "process"):
+        return ""
+    if best < promise and env_steps < (config.preset.expect_env_steps or 0):
+        return ""
+    expect, verdict = config.preset.expect, "reached" if best >= promise else "not reached"
+    if " about " in expect:  # figures of other projects; those of our own runs are lower limits
+        verdict = verdict if best >= promise else "not reproduced"
+        return f"published elsewhere: {expect}; {verdict} here, with {number(best)}"
+    return f"{expect} by the preset {config.preset.name}: {verdict}, with {number(best)}"
 
 
 def write_crash(run_dir: Path, error: BaseException) -> Path:

@@ -1,4 +1,4 @@
-"""Whether the code that a run names may be imported, and whether a run may send data elsewhere.
+"""What is refused of a run that is not trusted: importing the code that it names, and writing into it through links.
 
 A run's configuration is data, but it names modules: packages that register environments, an environment's class,
 plugins. Importing a module runs its code. That happens only with `trust=true`, and for names that the user typed.
@@ -6,7 +6,9 @@ plugins. Importing a module runs its code. That happens only with `trust=true`, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from border_cli.config.convert import as_typed
@@ -19,6 +21,7 @@ _WRITES_FILES = ("RecordVideo",)
 """Wrappers of gymnasium that write where their arguments say."""
 _NOWHERE = (None, "local")
 """Values of an address that lead to nothing outside of the run."""
+_WRITTEN_TO = (".", "checkpoints", "eval", "tensorboard", "videos", "export", "export/numpy", "export/onnx")
 
 
 def code_names(data: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -56,6 +59,23 @@ def check_code(data: Mapping[str, Any], typed: Mapping[str, Sequence[str]], trus
             f"this run names code or addresses that are not border-cli's: {listed}",
             allowed="trust=true, if you trust the maker of the run",
         )
+
+
+def check_plain(run_dir: Path, trusted: bool) -> None:
+    """Raise UsageError where writing to a run that is not trusted could change files elsewhere, or wait for ever.
+
+    Links and files with a second name lead elsewhere; opening a pipe waits for its other end.
+    """
+    if trusted:
+        return
+    for folder in (run_dir / name for name in _WRITTEN_TO):
+        for entry in list(os.scandir(folder)) if folder.is_dir() else ():
+            is_file = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
+            if not is_file and not entry.is_dir(follow_symlinks=False):
+                raise UsageError(
+                    f"{entry.path} is no plain file or folder: what is written to it may go anywhere",
+                    allowed="trust=true, if you trust the maker of the run, or a copy made by cp -rL",
+                )
 
 
 def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

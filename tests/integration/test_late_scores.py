@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from border_cli.cli.train import main
-from border_cli.run.summary import Summary
+from border_cli.run.summary import RunFiles
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.real_runs import Run, tiny
 
@@ -37,7 +37,9 @@ def test_g1_a_run_that_is_not_exact_stays_so_when_it_is_killed(
     run = Run(tmp_path / "run")
     assert run.summary["exact"] is True
     with monkeypatch.context() as patch, signal_at(90):
-        patch.setattr(Summary, "finish", lambda *_: None)  # as if the process was killed before
+        write = RunFiles._write
+        # as if the process was killed before
+        patch.setattr(RunFiles, "_write", lambda files, result=None: result or write(files))
         assert main([f"resume={run.path}", "evaluator.episodes=3"]) == 143
     assert json.loads((run.path / "summary.json").read_text())["status"] == "running"
     resume(run.path)

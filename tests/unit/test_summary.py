@@ -1,147 +1,161 @@
-"""summary.json and crash.json."""
+"""provenance.json, summary.json and crash.json. What a whole run writes into them: integration/test_run_directory.py."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from border_cli.core.errors import ActorLostError, ExitCode
-from border_cli.core.progress import RunResult
-from border_cli.core.types import ActorStat, Evaluation
-from border_cli.run.summary import Summary, write_crash
+from border_cli.config.schema import TrainConfig
+from border_cli.core import json_text
+from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
+from border_cli.run.directory import Launch
+from border_cli.run.summary import (
+    RunFiles,
+    read_json,
+    read_run_id,
+    read_summary,
+    record_launch,
+    write_crash,
+    write_json,
+)
 
 
-def read(run_dir: Path, name: str = "summary.json") -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((run_dir / name).read_text())
-    return data
+def provenance(run_dir: Path) -> dict[str, Any]:
+    return read_json(run_dir / "provenance.json")
 
 
-AT_START = {
-    "run_id": "id",
-    "status": "running",
-    **dict.fromkeys(
-        (
-            "saved",
-            "ended_by",
-            "exit_code",
-            "error",
-            "last_score",
-            "best_score",
-            "start_score",
-            "seconds",
-            "exact",
-        )
-    ),
-    **{"counters": {}, "throughput": {}, "actors": [], "records_dropped": {}, "config": {}},
-    **{"bound": "", "expected": "", "best_confirmed": False},
-}
+def test_a_second_launch_is_added_and_each_run_has_its_own_id(tmp_path: Path) -> None:
+    first = record_launch(tmp_path, ["seed=1"], seed=1)
+    before = provenance(tmp_path)
+    assert record_launch(tmp_path, ["resume=here"], seed=1) == first == read_run_id(tmp_path)
+    after = provenance(tmp_path)
+    commands = [launch["command"] for launch in after.pop("launches")]
+    assert commands == ["border-train seed=1", "border-train resume=here"]
+    before.pop("launches")
+    assert after == before
+    (tmp_path / "other").mkdir()
+    assert record_launch(tmp_path / "other", [], seed=1) != first
 
 
-def test_the_summary_exists_from_the_start_and_is_complete_at_the_end(tmp_path: Path) -> None:
-    result = RunResult(
-        "max_env_steps",
-        last=Evaluation(900, (20.5,), (1,)),
-        best=Evaluation(600, (20.0, 22.0), (1, 1)),
-        best_confirmed=True,
-        opt_steps=1_000,
-        env_steps=3_000,
-        episodes=5,
-        seconds=10.0,
-        samples_per_opt_step=2.5,
-        actors=[ActorStat(0, 1, 300, 5, 10.0, 2.5, "stopped")],
-        bound="learner-bound",
-        expected="promised 20: reached with 21.0",
-        dropped={"metrics.jsonl": 3},
-    )
-    summary = Summary(tmp_path, "id")
-    assert read(tmp_path) == AT_START
-    summary.finish(result)
-    assert read(tmp_path) == AT_START | {
-        "status": "done",
-        "ended_by": "max_env_steps",
-        "exit_code": 0,
-        "last_score": {"opt_steps": 900, "mean": 20.5},
-        "best_score": {"opt_steps": 600, "mean": 21.0},
-        "best_confirmed": True,
-        "seconds": 10.0,
-        "counters": {"opt_steps": 1_000, "env_steps": 3_000, "episodes": 5},
-        "throughput": {"opt_steps_per_sec": 100.0, "samples_per_sec": 300.0, "samples_per_opt_step": 2.5},
-        "bound": "learner-bound",
-        "expected": "promised 20: reached with 21.0",
-        "actors": [
-            {"actor": 0, "incarnation": 1, "env_steps": 300, "episodes": 5, "seconds": 10.0}
-            | {"blocked_seconds": 2.5, "state": "stopped", "exact": True, "restarts": 0}
-            | {"samples_per_sec": 30.0, "dropped": 0, "env_steps_before": 0}
-        ],
-        "records_dropped": {"metrics.jsonl": 3},
-    }
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run_id": 5}'])
+def test_a_damaged_provenance_is_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "provenance.json").write_text(text)
+    assert read_run_id(tmp_path) is None
+    assert record_launch(tmp_path, [], seed=0) == read_run_id(tmp_path)
+    assert len(provenance(tmp_path)["launches"]) == 1
+
+
+@pytest.mark.parametrize("dirty", [None, False, True], ids=["outside a repository", "clean", "dirty"])
+def test_the_commit_and_whether_files_were_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dirty: bool | None
+) -> None:
+    def git(*args: str) -> str:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+        answer = subprocess.run(["git", *identity, *args], check=True, capture_output=True, text=True)
+        return answer.stdout.strip()
+
+    workplace, expected = tmp_path / "workplace", None
+    workplace.mkdir()
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    if dirty is not None:
+        git("init", "-q")
+        git("commit", "-q", "--allow-empty", "-m", "first")
+        expected = {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+    if dirty:
+        (workplace / "new.py").write_text("")
+    record_launch(tmp_path, [], seed=0)
+    assert provenance(tmp_path)["git"] == expected
 
 
 @pytest.mark.parametrize(
-    ("ended_by", "status"),
+    ("error", "expected"),
     [
-        *((budget, "done") for budget in ("max_opts", "max_env_steps", "max_time", "stop_return")),
-        ("sigint", "stopped"),
-        ("sigterm", "stopped"),
-        ("error", "failed"),
+        (Interrupted(ExitCode.SIGTERM), ("stopped", "sigterm", 143, None)),
+        (UsageError("mistyped"), ("failed", "error", 2, "mistyped")),
+        (RuntimeError("a defect"), ("failed", "error", 1, "a defect")),
     ],
+    ids=lambda value: type(value).__name__,
 )
-def test_the_status_follows_from_the_reason_of_the_end(tmp_path: Path, ended_by: str, status: str) -> None:
-    Summary(tmp_path, "id").finish(RunResult(ended_by, ExitCode.DONE))
-    assert read(tmp_path)["status"] == status
+def test_the_summary_of_a_run_that_ends_before_its_loop_is_made(
+    tmp_path: Path, error: BaseException, expected: tuple[Any, ...]
+) -> None:
+    files = RunFiles(TrainConfig(), tmp_path, Launch([]), None)
+    files.start()
+    running = read_summary(tmp_path)
+    keys = ("status", "ended_by", "exit_code", "error")
+    assert [running[key] for key in keys] == ["running", None, None, None]
+    files.failed(error)
+    ended = read_summary(tmp_path)
+    assert tuple(ended[key] for key in keys) == expected
+    assert ended.keys() == running.keys() and ended["run_id"] == read_run_id(tmp_path)
+    assert (tmp_path / "crash.json").exists() == (ended["exit_code"] == ExitCode.DEFECT)
 
 
-def test_an_unknown_reason_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KeyError):
-        Summary(tmp_path, "id").finish(RunResult("boredom", ExitCode.DONE))
-    assert read(tmp_path)["status"] == "running"
+def test_a_summary_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files: Any = RunFiles(TrainConfig(), tmp_path, Launch([]), None)
+    files.start()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    files.loop = type(
+        "Loop", (), {"parts": type("Parts", (), {"telemetry": type("T", (), {"seconds": 1.0})})}
+    )
+    files.saved(10)
+    assert "summary.json cannot be written: No space left" in caplog.text
+    assert read_summary(tmp_path)["saved"] is None
+    assert [entry.name for entry in tmp_path.glob(".*")] == []
 
 
-def test_a_run_that_is_not_exact_stays_so_after_any_end(tmp_path: Path) -> None:
-    summary = Summary(tmp_path, "id", exact=False)
-    assert read(tmp_path)["exact"] is False  # also if it is resumed after a kill
-    summary.saved(10, 1.0, exact=True)
-    summary.finish(RunResult("error", ExitCode.DEFECT))
-    assert read(tmp_path)["exact"] is False
-    summary = Summary(tmp_path, "id", exact=True)
-    assert read(tmp_path)["exact"] is None  # not known yet
-    summary.saved(20, 2.0, exact=False)
-    assert read(tmp_path)["exact"] is False
-
-
-def test_an_early_end_has_no_throughput_and_a_nan_score_is_null(tmp_path: Path) -> None:
-    score = Evaluation(1, (float("nan"),), (1,))
-    Summary(tmp_path, "id").finish(RunResult("error", ExitCode.NON_FINITE, last=score, error="not finite"))
-    data = read(tmp_path)
-    assert data.keys() == AT_START.keys()
-    assert (data["exit_code"], data["error"], data["throughput"]) == (4, "not finite", {})
-    assert data["last_score"] == {"opt_steps": 1, "mean": None}
-
-
-def test_a_crash_keeps_the_traceback_and_its_causes(tmp_path: Path) -> None:
-    def failing() -> None:
-        try:
-            raise ValueError("the cause")
-        except ValueError as e:
-            raise RuntimeError("the defect") from e
-
-    with pytest.raises(RuntimeError) as caught:
-        failing()
-    path = write_crash(tmp_path, caught.value)
-    data = read(tmp_path, path.name)
-    assert (data["error"], data["message"]) == ("RuntimeError", "the defect")
-    text = "".join(data["traceback"])
-    assert "the cause" in text and "in failing" in text
-    assert data["context"] == {}
-    assert data["versions"]["python"]
-
-
-def test_a_crash_of_an_actor_has_the_actors_traceback(tmp_path: Path) -> None:
+def test_a_crash_keeps_the_traceback_with_its_causes_or_that_of_the_actor(tmp_path: Path) -> None:
+    error = RuntimeError("the defect")
+    error.__cause__ = ValueError("the cause")
+    data = read_json(write_crash(tmp_path, error))
+    assert (data["error"], data["message"], data["context"]) == ("RuntimeError", "the defect", {})
+    assert "the cause" in "".join(data["traceback"]) and data["versions"]["python"]
     context = {"actor": 2, "incarnation": 1, "env": 0, "episode": 3, "step": 17, "action": [0.5]}
-    path = write_crash(tmp_path, ActorLostError("actor 2 failed", "Traceback\n  in its env\n", context))
-    data = read(tmp_path, path.name)
-    assert data["context"] == context
-    assert data["traceback"] == ["Traceback\n", "  in its env\n"]
+    lost = ActorLostError("actor 2 failed", "Traceback\n  in its env\n", context)
+    data = read_json(write_crash(tmp_path, lost))
+    assert (data["context"], data["traceback"]) == (context, ["Traceback\n", "  in its env\n"])
+
+
+# -- JSON -----------------------------------------------------------------------
+
+
+def test_numbers_that_are_not_finite_are_null_and_a_large_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"b": [float("nan")], "a": (float("inf"), 1.5)})
+    assert path.read_text() == '{\n  "a": [\n    null,\n    1.5\n  ],\n  "b": [\n    null\n  ]\n}\n'
+    with path.open("wb") as file:
+        file.truncate(json_text.MAX_BYTES + 1)
+    with pytest.raises(ValueError, match="larger than"):
+        read_json(path)
+
+
+REFUSED = {
+    b"NaN": "NaN is not a number",
+    b"[" * 100_000: "nested too deeply",
+    b"\xff": "utf-8",
+    b"[1": "delimiter",
+    b'{"a": 1, "a": 2}': "key twice",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:10])
+def test_invalid_json_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=REFUSED[text]):
+        json_text.decode(text)
+
+
+@pytest.mark.parametrize("value", [2**128 - 1, 1e308, -0.5, 0, None, [1, {"a": "ü"}]])
+def test_valid_json_round_trips(value: object) -> None:
+    assert json_text.decode(json_text.encode(value)) == json.loads(json.dumps(value)) == value
