@@ -244,6 +244,17 @@ def read(
     Raises:
         InvalidCheckpointError: naming the file that does not verify. The bytes that are returned do.
     """
+    try:
+        return _read(path, parts, by_size)
+    except InvalidCheckpointError as e:
+        if not isinstance(e.__cause__, FileNotFoundError):
+            raise
+        return _read(path, parts, by_size)  # a writer may have replaced it meanwhile
+
+
+def _read(
+    path: Path, parts: Collection[str] | None, by_size: Collection[str]
+) -> tuple[Manifest, dict[str, bytes]]:
     contents = dict[str, bytes]()
     with _verifying(path / MANIFEST_FILE), _open_folder(_current(path)) as folder:
         manifest = _manifest(folder)

@@ -121,7 +121,7 @@ declare("eval/length_mean", "env steps", "mean episode length of the evaluation"
 declare(
     "eval/skipped",
     "evaluations",
-    "models so far that were never evaluated: a newer one replaced them, or evaluations take too long",
+    "models so far that were never evaluated, because a newer one replaced them",
     "clock",
 )
 declare(

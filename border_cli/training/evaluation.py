@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 
 _MAX_JOBS = 2
 """One job runs and one waits."""
-_LONG_S = 5.0
-"""Evaluations that take longer than this, and than the training between two of them, are spaced out."""
 _EXTRA_TIME, _LEAST_EXTRA_S = 0.1, 10.0
-"""What the evaluation of the last model may take beyond max_time: a share of it, and at least so many seconds."""
+"""What the evaluations after the training may take beyond max_time: a share of it, and at least so many seconds."""
 _logger = logging.getLogger(__name__)
 
 
@@ -47,14 +45,13 @@ _logger = logging.getLogger(__name__)
 class EvalJob:
     """A model to evaluate.
 
-    env_steps: count when it was submitted · regular: its evaluation, once it is known · fresh: that on fresh episodes,
-    which it plays only where the regular one reaches `stop_return` · seconds: duration of both.
+    env_steps: count when it was submitted · played: its evaluations so far, the regular one and, where that reaches
+    `stop_return`, another on fresh episodes · seconds: duration of both.
     """
 
     model: ModelInfo
     env_steps: int
-    regular: Evaluation | None = None
-    fresh: Evaluation | None = None
+    played: list[Evaluation] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -72,7 +69,7 @@ class EvalManager:
         confirmed: whether they were.
         last: the newest evaluation of the last model, on the same episodes as `best`.
         good_enough: whether a model surely reaches `stop_return`.
-        skipped: models that were due and not evaluated, because a newer one replaced them or evaluations take too long.
+        skipped: models that were due and not evaluated, because a newer one replaced them.
     """
 
     def __init__(
@@ -92,12 +89,9 @@ class EvalManager:
         self.confirmed = False
         self.last: Evaluation | None = None
         self.skipped = 0
-        self._spaces_out = not reproducible
-        self._noted = False  # that evaluations take longer than the training between them
         self._took_s = 0.0  # the last job
         self._last_began = math.inf  # the evaluation of the last model
-        self._ended_at = 0.0  # in seconds of the run
-        self._max_seconds = math.inf if config.max_time is None else config.max_time
+        self._deadline = math.inf  # of the evaluations after the training, in seconds of the run
 
     @property
     def good_enough(self) -> bool:
@@ -113,37 +107,13 @@ class EvalManager:
         self._advance(self._keep_open)  # finished jobs make room
         if not self._keep_open and len(self._jobs) >= _MAX_JOBS:
             self._jobs.pop()
+            if not self.skipped:
+                _logger.info(
+                    "evaluations take longer than the training between two of them, so some models are left out"
+                )
             self.skipped += 1
-            self._note_once(
-                logging.INFO,
-                "evaluations take longer than the training between two of them, so some models are left out",
-            )
         self._jobs.append(EvalJob(copy, env_steps))
         self.poll()
-
-    def skip_interval(self) -> bool:
-        """Whether to leave out the evaluation of this interval, because the last one took longer than the training since.
-
-        Only of an inline evaluator, whose evaluations would take more than half of the time; a reproducible run, which may
-        not decide by time, only says so.
-        """
-        trained_s = self._parts.telemetry.seconds - self._ended_at
-        if self._parts.evaluator.concurrent or self._took_s <= max(_LONG_S, trained_s):
-            return False
-        left_out = ", so some are left out" if self._spaces_out else ""
-        self._note_once(
-            logging.WARNING,
-            f"an evaluation takes {self._took_s:.0f} s, longer than the training between two of them{left_out}; "
-            "evaluator=process evaluates beside the training, "
-            f"evaluator.episodes={max(1, len(self._parts.eval_seeds.regular) // 4)} plays fewer episodes",
-        )
-        self.skipped += self._spaces_out
-        return self._spaces_out
-
-    def _note_once(self, level: int, note: str) -> None:
-        if not self._noted:
-            _logger.log(level, "%s", note)
-        self._noted = True
 
     def poll(self) -> None:
         """Apply the results that have arrived. Waits only for those that must have taken effect by now."""
@@ -156,25 +126,29 @@ class EvalManager:
             self._wait(self._keep_open)
 
     def evaluate_last(self, model: ModelInfo, env_steps: int) -> None:
-        """Evaluate the last model, unless it was submitted before, and wait for all results.
+        """Evaluate the last model, unless it was submitted before, wait for all results, and compare the candidates.
 
         With `max_time`, this may take a tenth of it more. What is not evaluated by then is left out.
         """
         self._last_began = monotonic()
         if self._config.max_time is not None:
             now = max(self._parts.telemetry.seconds, self._config.max_time)
-            self._max_seconds = now + max(_LEAST_EXTRA_S, _EXTRA_TIME * self._config.max_time)
+            self._deadline = now + max(_LEAST_EXTRA_S, _EXTRA_TIME * self._config.max_time)
         newest = self._jobs[-1].model.version if self._jobs else self.last and self.last.opt_steps
-        if self._config.eval_interval is not None and model.version and newest != model.version:
-            self.submit(model, env_steps)
-        self._wait(0)
         try:
-            if self._jobs and self._out_of_time:
-                raise OutOfTime
-            if self.candidates and self._parts.confirm_best:
+            if self._config.eval_interval is not None and model.version and newest != model.version:
+                self.submit(model, env_steps)
+            self._wait(0)
+            if self.candidates and self._parts.confirm_best and not self._jobs:
                 self._confirm(model)
         except OutOfTime:
-            self._give_up()
+            missing = "the comparison of the candidates: best/ has the highest regular score, unconfirmed"
+            if self._jobs:
+                steps = ", ".join(str(job.model.version) for job in self._jobs)
+                missing = f"the evaluation of opt step {steps}: it does not count"
+            if not self._parts.should_stop():
+                _logger.warning("trainer.max_time ended %s", missing)
+                self._jobs.clear()
 
     @property
     def last_takes_s(self) -> float | None:
@@ -222,9 +196,9 @@ class EvalManager:
         for number in rounds:
             seeds = self._parts.eval_seeds.fresh(opt_steps, 1 + number)  # 0 is for `stop_return`
             while (evaluation := self._evaluation(model, seeds)) is None:
-                if self._out_of_time or self._parts.should_stop():
+                if self._parts.should_stop():
                     raise OutOfTime
-                self._tick()
+                self._tick_in_time()
                 backoff.sleep()
             parts.append(evaluation)
         return joined(parts)
@@ -276,44 +250,25 @@ class EvalManager:
 
     def _advance(self, keep_open: int) -> None:
         """Apply the results of jobs that are done, except of the newest `keep_open`. Never waits."""
-        try:
-            while self._jobs and self._is_done(self._jobs[0]) and len(self._jobs) > keep_open:
-                self._apply(self._jobs.pop(0))
-        except OutOfTime:
-            self._started_at = None  # it begins again in `evaluate_last`, and when the run is resumed
+        while self._jobs and self._is_done(self._jobs[0]) and len(self._jobs) > keep_open:
+            self._apply(self._jobs.pop(0))
 
     def _wait(self, keep_open: int) -> None:
-        """Wait until at most this many jobs are open, or the run is asked to stop."""
+        """Wait until at most this many jobs are open, or the run is asked to stop. Raises OutOfTime."""
         began, backoff = monotonic(), Backoff()
         self._advance(keep_open)
         while len(self._jobs) > keep_open and not self._parts.should_stop():
-            if self._out_of_time:
-                break
-            self._tick()
+            self._tick_in_time()
             backoff.sleep()
             self._advance(keep_open)
         if self._parts.evaluator.concurrent:
             self._parts.telemetry.excluded_s += monotonic() - began
 
-    @property
-    def _out_of_time(self) -> bool:
-        return self._parts.telemetry.seconds >= self._max_seconds
-
     def _tick_in_time(self) -> None:
-        """Raises OutOfTime when the run's time is used up."""
-        if self._out_of_time:
+        """Raises OutOfTime when the time for evaluations after the training is over."""
+        if self._parts.telemetry.seconds >= self._deadline:
             raise OutOfTime
         self._tick()
-
-    def _give_up(self) -> None:
-        """Leave out what is not evaluated yet."""
-        missing = "the comparison of the candidates: best/ has the highest regular score, unconfirmed"
-        if self._jobs:
-            steps = ", ".join(str(job.model.version) for job in self._jobs)
-            missing = f"the evaluation of opt step {steps}: it does not count"
-        if not self._parts.should_stop():
-            _logger.warning("trainer.max_time ended %s", missing)
-        self._jobs.clear()
 
     def _is_done(self, job: EvalJob) -> bool:
         """Start the next evaluation of this job or take its result. Returns whether no evaluation is missing."""
@@ -322,19 +277,16 @@ class EvalManager:
             if (evaluation := self._evaluation(job.model, seeds)) is None:
                 return False
             job.seconds += monotonic() - began
-            if job.regular is None:
-                job.regular = evaluation
-            else:
-                job.fresh = evaluation
+            job.played.append(evaluation)
         return True
 
     def _missing(self, job: EvalJob) -> list[int] | None:
         """Seeds of the episodes that this model has to play next; None if there are none."""
         seeds, goal = self._parts.eval_seeds, self._config.stop_return
-        if job.regular is None:
+        if not job.played:
             return seeds.regular
-        reaches = goal is not None and least_mean(job.regular) >= goal
-        return seeds.fresh(job.model.version, 0) if reaches and job.fresh is None else None
+        reaches = goal is not None and least_mean(job.played[0]) >= goal
+        return seeds.fresh(job.model.version, 0) if reaches and len(job.played) == 1 else None
 
     def _evaluation(self, model: ModelInfo, seeds: list[int]) -> Evaluation | None:
         """The result of this evaluation, None until it is there. Starts it if none is running. Raises OutOfTime."""
@@ -350,11 +302,9 @@ class EvalManager:
 
     def _apply(self, job: EvalJob) -> None:
         """Record the result, update the candidates, and find out whether the run may end."""
-        regular = job.regular
-        assert regular is not None  # the job is done
-        self.last = regular
+        self.last = regular = job.played[0]
         self._evaluations += 1
-        self._took_s, self._ended_at = job.seconds, self._parts.telemetry.seconds
+        self._took_s = job.seconds
         values = {
             "eval/return_mean": regular.mean,
             "eval/return_std": regular.std,
@@ -364,13 +314,13 @@ class EvalManager:
             "time/eval_ms": 1e3 * job.seconds,
         }
         values |= {f"eval/{key}": mean for key, mean in regular.infos.items()}
-        if self._parts.evaluator.concurrent or self.skipped:
+        if self._parts.evaluator.concurrent:
             values["eval/skipped"] = float(self.skipped)
         self._parts.recorder.write(
             Record(values, job.model.version, job.env_steps, self._parts.telemetry.seconds)
         )
-        if job.fresh is not None:
-            self._reached = max(self._reached, min(least_mean(regular), least_mean(job.fresh)))
+        if len(job.played) > 1:
+            self._reached = max(self._reached, min(map(least_mean, job.played)))
         self.candidates = with_candidate(self.candidates, Candidate(job.model, regular))
         if self.candidates and self.candidates[0].regular is regular:
             self.best = regular

@@ -256,8 +256,6 @@ class TrainingLoop(ABC):
                 case "publish":
                     p.source.publish(p.agent.model_info())
                 case "evaluate":
-                    if self.eval_manager.skip_interval():
-                        continue
                     self._require_finite()
                     with self._in_phase("evaluating"):
                         self.eval_manager.submit(p.agent.model_info(), p.limiter.env_steps)

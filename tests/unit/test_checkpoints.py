@@ -203,6 +203,22 @@ def test_a_crash_between_two_renames_hides_no_checkpoint(tmp_path: Path) -> None
     assert store.read(path)[1] == FILES
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has opened the folder that the writer removes."""
+    path, open_plain = store.write(tmp_path, "best", FILES, 1), store.open_plain
+
+    def replace_first(name: str, folder: int) -> Any:
+        if name == "model.json":
+            monkeypatch.undo()
+            store.write(tmp_path, "best", FILES, 2)
+        return open_plain(name, folder)
+
+    monkeypatch.setattr(store, "open_plain", replace_first)
+    assert store.verify(path).opt_steps == 2
+
+
 def test_a_checkpoint_is_read_back_completely(tmp_path: Path) -> None:
     path = save(tmp_path)
     checkpoint = read_checkpoint(path)

@@ -190,25 +190,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 both = pytest.mark.parametrize("concurrent", [False, True], ids=["inline", "beside"])
 
 
-def test_c11_a_nan_score_is_never_the_best_and_the_best_survives_a_resume() -> None:
-    first = Setup({5: math.nan, 10: 1.0, 20: math.nan, 30: 0.5})
-    first.submit(5, 10, 20, 30)
-    second = resumed(first, {10: 1.0, 40: 0.9})
-    assert second.manager.best == first.manager.best
-    second.submit(40)
-    assert ({step for step, _ in first.bests}, second.bests) == ({10}, [])
-    assert second.manager.best is not None and second.manager.best.mean == 1.0
-    assert second.progress.best == (10, 1.0)
-    assert second.manager.last is not None and second.manager.last.mean == 0.9
-
-
-def test_c11_an_equal_score_does_not_replace_the_best_before_a_resume_or_after_it() -> None:
-    scores: dict[int, Score] = {10: 3.0, 20: 3.0, 30: 3.5, 40: 3.5, 50: 4.0}
+def test_c11_a_nan_or_equal_score_is_never_the_best_before_a_resume_or_after_it() -> None:
+    scores: dict[int, Score] = {5: math.nan, 10: 3.0, 20: 3.0, 30: 3.5, 40: 3.5, 50: math.nan, 60: 4.0}
     first = Setup(scores)
-    first.submit(10, 20, 30)
+    first.submit(5, 10, 20, 30)
     second = resumed(first, scores)
+    assert second.manager.best == first.manager.best
     second.submit(40, 50)
-    assert [int(note.split()[5][:-1]) for note in first.notes + second.notes] == [10, 30, 50]
+    assert (first.bests, second.bests) == ([(10, 3.0), (30, 3.5)], [])
+    assert second.progress.best == (30, 3.5)
+    assert second.manager.last is not None and math.isnan(second.manager.last.mean)
+    second.submit(60)
+    assert second.bests == [(60, 4.0)] and second.notes == ["new best at opt step 60: 4.00 ± 0.00"]
 
 
 @both
@@ -280,16 +273,6 @@ def test_without_confirmation_the_regular_score_counts() -> None:
     assert not setup.manager.confirmed
 
 
-def test_the_model_that_was_evaluated_is_saved() -> None:
-    setup = Setup({10: 0.6, 20: 0.0}, concurrent=True)
-    setup.submit(10, 20)  # the weights of the agent change in the meantime
-    setup.finish()
-    ((model, score, _),) = setup.saved
-    assert model.version == 10 and model.arrays["weight"].tolist() == [10.0, 10.0]
-    assert score.mean == pytest.approx(0.6)
-    assert setup.notes == ["new best at opt step 10: 0.60 ± 0.00"]
-
-
 @pytest.mark.parametrize(
     ("score", "spread", "played", "expected"),
     [
@@ -313,8 +296,13 @@ def test_stop_return_must_be_surely_reached_twice(
     assert not resumed(setup, {}, stop_return=8.7).manager.good_enough
 
 
-def test_one_model_is_evaluated_one_waits_and_a_newer_one_replaces_it() -> None:
+def test_one_model_is_evaluated_one_waits_and_a_newer_one_replaces_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     setup = Setup({10: 1.0, 20: 2.0, 30: 3.0, 40: 4.0, 50: 5.0}, concurrent=True)
+    setup.manager.poll()
+    assert setup.evaluator.polls == 1  # an idle evaluator is polled too
     setup.submit(10, 20, 30, 40)
     assert setup.pending == [10, 40]
     assert setup.records == [] and setup.ticks == 0  # the learner continued
@@ -322,6 +310,7 @@ def test_one_model_is_evaluated_one_waits_and_a_newer_one_replaces_it() -> None:
     assert setup.pending == []
     assert setup.series("eval/skipped") == [(10, 2.0), (40, 2.0)]
     assert setup.progress.evaluations == [(10, 1.0), (40, 4.0)]
+    assert caplog.text.count("so some models are left out") == 1
 
 
 def test_a_model_that_may_end_the_run_is_not_replaced() -> None:
@@ -333,16 +322,6 @@ def test_a_model_that_may_end_the_run_is_not_replaced() -> None:
     assert setup.pending == [10, 30]
     setup.finish()
     assert [step for step, _ in setup.bests] == [10, 30]
-
-
-def test_a_finished_evaluation_makes_room_for_the_next_model() -> None:
-    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, concurrent=True)
-    setup.manager.poll()
-    assert setup.evaluator.polls == 1  # an idle evaluator is polled too
-    setup.submit(10, 20)
-    setup.evaluator.answers = 1
-    setup.submit(30)
-    assert (setup.manager.skipped, setup.pending) == (0, [20, 30])
 
 
 @both
@@ -399,24 +378,16 @@ def test_pending_models_are_evaluated_again_after_a_resume(exact: bool) -> None:
 
 
 def test_a_resumed_run_writes_the_best_of_its_state_or_of_a_later_best() -> None:
-    first = Setup({10: 1.0})
-    first.submit(10)
-    later = Candidate(ModelInfo(15, {"weight": np.full(2, 15.0, np.float32)}), Evaluation(15, (2.0,), (1,)))
-    for given, expected in ((None, [(10, 1.0)]), (later, [(15, 2.0)])):
-        second = Setup({})
+    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=1)
+    first.submit(10, 20)
+    later = Candidate(ModelInfo(20, {"weight": np.full(2, 20.0, np.float32)}), Evaluation(20, (2.0,), (1,)))
+    for given, expected in ((None, [(10, 1.0)]), (later, [(20, 2.0)])):
+        second = Setup({20: 2.0})
         second.manager.load_state(stored(first.manager), ARRAYS, given)
         second.manager.save_best()
         assert second.bests == expected
-
-
-def test_a_later_best_that_is_pending_is_evaluated_again_and_counts_once() -> None:
-    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=1)
-    first.submit(10, 20)
-    second = Setup({10: 1.0, 20: 2.0})
-    later = Candidate(first.manager._jobs[0].model, Evaluation(20, (2.0,), (1,)))
-    second.manager.load_state(stored(first.manager), ARRAYS, later)
-    second.manager.poll()
-    assert [one.model.version for one in second.manager.candidates] == [20, 10]
+    second.manager.poll()  # it was pending, is evaluated again, and counts once
+    assert [candidate.model.version for candidate in second.manager.candidates] == [20, 10]
 
 
 def test_a_state_without_its_models_is_refused() -> None:
@@ -430,88 +401,6 @@ def test_a_state_without_its_models_is_refused() -> None:
     with pytest.raises(IncompatibleStateError, match="pending"):
         values = state.values | {"pending": [{"opt_steps": "20", "env_steps": 0}]}
         Setup({}).manager.load_state(State(state.arrays, values), ARRAYS)
-
-
-@pytest.mark.parametrize(
-    ("takes", "trained", "skipped"),
-    [
-        (4.0, 1.0, [False]),  # short
-        (6.0, 6.0, [False]),  # no longer than the training
-        (9.0, 4.0, [True, True, False]),  # after 12 s of training it is time
-    ],
-)
-def test_long_evaluations_are_spaced_out(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture, takes: float, trained: float, skipped: list[bool]
-) -> None:
-    setup = Setup({10: 1.0, 20: 2.0})
-    setup.evaluator.during = lambda: clock.advance(takes)
-    assert not setup.manager.skip_interval()
-    setup.submit(10)
-    for expected in skipped:
-        clock.advance(trained)
-        assert setup.manager.skip_interval() == expected
-    assert caplog.text.count("an evaluation takes 9 s, longer than the training") == (True in skipped)
-    setup.submit(20)
-    assert setup.series("eval/skipped") == ([(20, 2.0)] if True in skipped else [])
-
-
-@pytest.mark.parametrize(
-    ("options", "warned"), [({"reproducible": True}, 1), ({"concurrent": True, "answers": math.inf}, 0)]
-)
-def test_reproducible_runs_and_evaluators_beside_the_learner_evaluate_every_interval(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: int
-) -> None:
-    setup = Setup({10: 1.0}, **options)
-    setup.evaluator.during = lambda: clock.advance(100.0)
-    setup.submit(10)
-    setup.manager.poll()
-    assert not setup.manager.skip_interval() and not setup.manager.skip_interval()
-    assert setup.manager.skipped == 0
-    assert caplog.text.count("longer than the training between two of them; evaluator=process") == warned
-
-
-def test_models_that_an_evaluator_beside_the_learner_leaves_out_are_noted_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    setup = Setup({10 * i: 1.0 for i in range(1, 6)}, concurrent=True)
-    setup.submit(10, 20, 30, 40, 50)
-    assert setup.manager.skipped == 3
-    assert caplog.text.count("so some models are left out") == 1
-
-
-def test_max_time_ends_an_evaluation(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
-    setup = Setup({10: 1.0, 20: 2.0, 30: 3.0}, max_time=50.0)
-    setup.evaluator.during = lambda: clock.advance(20.0)
-    setup.submit(10, 20, 30)  # the third would end at 60
-    assert setup.series("eval/return_mean") == [(10, 1.0), (20, 2.0)]
-    assert setup.pending == [30]  # a state that is saved now evaluates it again
-    setup.evaluator.during = lambda: clock.advance(200.0)
-    setup.manager.evaluate_last(setup.model(30), 60)
-    assert setup.series("eval/return_mean") == [(10, 1.0), (20, 2.0)]
-    assert caplog.text.count("trainer.max_time ended the evaluation of opt step 30: it does not count") == 1
-    assert setup.pending == []
-
-
-def test_an_evaluation_that_max_time_has_ended_has_the_time_of_the_last_one(clock: FakeClock) -> None:
-    setup = Setup({10: 1.0}, max_time=50.0)
-    setup.evaluator.during = lambda: clock.advance(52.0)
-    setup.submit(10)
-    assert (setup.series("eval/return_mean"), setup.pending) == ([], [10])
-    setup.evaluator.during = lambda: clock.advance(2.0)
-    setup.manager.evaluate_last(setup.model(10), 20)
-    assert (setup.series("eval/return_mean"), setup.pending) == ([(10, 1.0)], [])
-
-
-def test_max_time_leaves_an_evaluation_beside_a_reproducible_run_to_the_end(clock: FakeClock) -> None:
-    setup = Setup({10: 1.0, 20: 2.0}, max_time=50.0, concurrent=True, reproducible=True)
-    setup.submit(10)
-    clock.advance(50.0)
-    setup.submit(20)  # it would wait for the result of 10
-    assert setup.pending == [10, 20]
-    setup.done_after_ticks = 1
-    setup.manager.evaluate_last(setup.model(20), 40)
-    assert setup.series("eval/return_mean") == [(10, 1.0), (20, 2.0)]
 
 
 @both
