@@ -6,8 +6,9 @@ import json
 import logging
 import math
 import multiprocessing
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -254,3 +255,53 @@ class Reporting(gymnasium.Env[np.ndarray, int]):
             {"is_even": self._episode % 2 == 0, "label": "x"} if self._steps == 5 else {"is_even": math.nan}
         )
         return np.zeros(2, np.float32), 1.0, self._steps == 5, False, info
+
+
+# -- those that do not follow gymnasium's API, such as those for gym before 0.26, and one that warns -----
+
+ZEROS = np.zeros(2, np.float32)
+
+
+class Sound(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """A correct environment that returns zeros and never ends."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return ZEROS, {}
+
+    def step(self, action: Any) -> Any:
+        return ZEROS, 1.0, False, False, {}
+
+
+class ResetWithoutSeed(Sound):
+    def reset(self) -> Any:  # type: ignore[override]
+        return ZEROS
+
+
+class FourValues(Sound):
+    def step(self, action: Any) -> Any:
+        return ZEROS, 1.0, False, {}
+
+
+class NoEnv:
+    """Has all methods of an environment, but is not a gymnasium.Env."""
+
+    observation_space, action_space = Sound.observation_space, Sound.action_space
+    metadata: ClassVar[dict[str, Any]] = {}
+    reset, step = Sound.reset, Sound.step
+
+
+class Warns(Sound):
+    """Warns when it is made, like gymnasium does for outdated environments."""
+
+    def __init__(self) -> None:
+        warnings.warn("\x1b[33mWARN: out of date\x1b[0m", DeprecationWarning, stacklevel=2)
+        warnings.warn("slow", UserWarning, stacklevel=2)
+        warnings.warn("", UserWarning, stacklevel=2)
+
+
+for kind in (FourValues, NoEnv):  # gymnasium wraps these
+    gymnasium.register(f"tests/{kind.__name__}-v0", f"{__name__}:{kind.__name__}", max_episode_steps=50)

@@ -146,12 +146,9 @@ def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
         data["env"]["entry_point"] = None
     elif "env.entry_point" in keys:
         data["env"]["id"] = ""
-    if "env.out_of_bounds" in keys:
-        raise UsageError("env.out_of_bounds has no effect in an evaluation", allowed="the other keys of env")
     config = to_config(data)
     check_effect(config, keys)
     config.env.imports = list(dict.fromkeys([*stored.imports, *config.env.imports]))
-    config.env.out_of_bounds = "warn"  # as in the evaluations of the run
     return config.env
 
 

@@ -33,7 +33,6 @@ _SAFE = (
     "recorder.",
     "checkpoint.",
     "env.nonfinite",
-    "env.out_of_bounds",
     "agent.compile",
     "env.action_mask",  # decided when the run starts
     "agent.lr_opt_steps",  # so are these
@@ -54,7 +53,6 @@ _KEEP_THE_BITS = (
     *BUDGETS,
     "recorder.",
     "checkpoint.",
-    "env.out_of_bounds",
     "env.action_mask",
     "buffer.device",
     *_TIMEOUTS,

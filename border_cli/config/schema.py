@@ -138,11 +138,6 @@ class EnvConfig:
         "drop: the episode ends before that env step",
         choices=("error", "drop"),
     )
-    out_of_bounds: str = option(
-        "warn",
-        "if one of the first 100 observations is outside its space: warn: one warning; error: an error of the environment",
-        choices=("warn", "error"),
-    )
     action_mask: str = option(
         "auto",
         'whether info["action_mask"] is used; auto: if the first reset has one; a mask in a Dict observation always is',

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, encode
-from border_cli.core.state import State, check_like
 
 _MAX_REWARD = 1e30
 """A larger one counts as infinite: n-step sums, in float32, stay finite."""
-_STRICT_OBSERVATIONS, _CHECK_INTERVAL = 100, 1000
+_FIRST_OBSERVATIONS, _CHECK_INTERVAL = 100, 1000
 _MAX_DROPS_IN_A_ROW = 100
-_LEAST_CHANGE = 1e-3
-"""Smaller changes of a number that float32 does not show are taken for noise."""
 _logger = logging.getLogger(__name__)
 
 
@@ -30,12 +25,16 @@ class EnvDataError(Exception):
         self.env_ix = env_ix
 
 
+class EnvApiError(EnvDataError):
+    """An environment gave a result that is not of the form that gymnasium's API asks for."""
+
+
 class EnvChecker:
     """Checks and stores the observations of a group of environments of one kind, and counts their env steps.
 
     Shapes and dtypes are always checked. Bounds are checked in the first 100 observations of each environment and then in
-    every 1000th. A value outside is a warning, given once, or an error in the first 100 if `strict_bounds`. It is
-    always an error where storing would change the value, or where it names a category that does not exist.
+    every 1000th; the first value outside is a warning. It is always an error where storing would change the value, or where
+    it names a category that does not exist.
 
     Args:
         space: gymnasium's space of the observations.
@@ -49,15 +48,7 @@ class EnvChecker:
         steps: (n_envs) env steps of the current episode.
     """
 
-    def __init__(
-        self,
-        space: Any,
-        spec: EnvSpec,
-        n_envs: int,
-        *,
-        drop: bool = False,
-        strict_bounds: bool = False,
-    ) -> None:
+    def __init__(self, space: Any, spec: EnvSpec, n_envs: int, *, drop: bool = False) -> None:
         self.obs: Obs = spec.obs.zeros(n_envs)
         self.episodes = [0] * n_envs
         self.steps = [0] * n_envs
@@ -69,11 +60,9 @@ class EnvChecker:
         floats = {name: bytearray(rows.size) for name, rows in self.obs.items() if rows.dtype.kind == "f"}
         self._finite_flags = {name: (flags, np.frombuffer(flags, bool)) for name, flags in floats.items()}
         self._drop = drop
-        self._strict_bounds = strict_bounds
         self._observations = [0] * n_envs  # stored so far
-        self._dropped = 0
-        self._drops_in_a_row: dict[int, int] = {}
-        self._replaying = False
+        self._warned_of_drop = False
+        self._drops_in_a_row = 0
 
     @property
     def env_steps(self) -> int:
@@ -105,12 +94,7 @@ class EnvChecker:
         self.steps[env_ix] += 1
         n = self._observations[env_ix]
         # Most are a plain array, and without a check of its bounds there is nothing to do but to convert its dtype.
-        if (
-            (plain := self._plain)
-            and n >= _STRICT_OBSERVATIONS
-            and n % _CHECK_INTERVAL
-            and plain.fits(observation)
-        ):
+        if (plain := self._plain) and not _checks_bounds(n) and plain.fits(observation):
             self._observations[env_ix] = n + 1
             self.obs[plain.spec.name][env_ix] = observation
         else:
@@ -125,12 +109,9 @@ class EnvChecker:
     def _store(self, env_ix: int, observation: Any) -> None:
         n = self._observations[env_ix]
         self._observations[env_ix] = n + 1
-        early = n < _STRICT_OBSERVATIONS
-        check_bounds = (early or n % _CHECK_INTERVAL == 0) and not self._replaying
         try:
             for leaf in self._leaves:
-                rows = self.obs[leaf.spec.name]
-                rows[env_ix] = leaf.stored(observation, check_bounds, early and self._strict_bounds)
+                self.obs[leaf.spec.name][env_ix] = leaf.stored(observation, _checks_bounds(n))
         except EnvDataError as e:
             raise EnvDataError(f"{self._where(env_ix)}: {e}", env_ix) from None
 
@@ -149,17 +130,16 @@ class EnvChecker:
         Raises EnvDataError if env steps must not be left out, or after 100 in a row.
         """
         if self._all_finite(reward):
-            if self._drops_in_a_row and reward is not None:
-                for i in env_ix:
-                    self._drops_in_a_row.pop(i, None)
+            if reward is not None:
+                self._drops_in_a_row = 0
             return None
         bad = np.zeros(len(env_ix), bool)
         for k, i in enumerate(env_ix):
             if problem := self._not_finite(i, 0.0 if reward is None else float(reward[k])):
-                self._count_drop(i, problem)
+                self._count_drop(i, f"{self._where(i)}: {problem}")
                 bad[k] = True
             elif reward is not None:
-                self._drops_in_a_row.pop(i, None)
+                self._drops_in_a_row = 0
         return bad if bad.any() else None
 
     def _all_finite(self, reward: Array | None) -> bool:
@@ -179,65 +159,32 @@ class EnvChecker:
         return "" if -_MAX_REWARD <= reward <= _MAX_REWARD else f"the reward is {reward}"
 
     def _count_drop(self, env_ix: int, problem: str) -> None:
-        problem = f"{self._where(env_ix)}: {problem}"
         if not self._drop:
             raise EnvDataError(f"{problem}; env.nonfinite=drop would end the episode before it", env_ix)
-        self._dropped += 1
-        self._drops_in_a_row[env_ix] = self._drops_in_a_row.get(env_ix, 0) + 1
-        if self._drops_in_a_row[env_ix] == _MAX_DROPS_IN_A_ROW:
+        self._drops_in_a_row += 1
+        if self._drops_in_a_row == _MAX_DROPS_IN_A_ROW:
             raise EnvDataError(f"{problem}, for the {_MAX_DROPS_IN_A_ROW}th time in a row", env_ix)
-        if self._dropped == 1:
+        if not self._warned_of_drop:
             _logger.warning("%s: the episode ends before it; later ones end without a warning", problem)
+            self._warned_of_drop = True
 
-    # -- state ----------------------------------------------------------
 
-    def state(self) -> State:
-        """Counts on which the checks depend."""
-        arrays = {
-            "observations": np.array(self._observations),
-            "episodes": np.array(self.episodes),
-            "drops_in_a_row": np.array([self._drops_in_a_row.get(i, 0) for i in self._all]),
-            "warned": np.array([leaf.warned for leaf in self._leaves]),
-        }
-        return State(arrays, {"dropped": self._dropped})
-
-    @contextmanager
-    def replaying(self, saved: State) -> Iterator[None]:
-        """Continue from saved counts; observations inside were counted before. Raises IncompatibleStateError."""
-        check_like(saved, self.state(), "the checks of the environments")
-        self._load(saved)
-        self._drops_in_a_row = {}  # those of the current episodes come again
-        self._replaying = True
-        yield
-        self._replaying = False
-        self._load(saved)
-
-    def _load(self, saved: State) -> None:
-        self._observations = saved.arrays["observations"].tolist()
-        self.episodes = saved.arrays["episodes"].tolist()
-        self._drops_in_a_row = {i: n for i, n in enumerate(saved.arrays["drops_in_a_row"].tolist()) if n}
-        self._dropped = saved.values["dropped"]
-        for leaf, warned in zip(self._leaves, saved.arrays["warned"].tolist(), strict=True):
-            leaf.warned = warned
+def _checks_bounds(n: int) -> bool:
+    """Whether bounds are checked in the observation after n others."""
+    return n < _FIRST_OBSERVATIONS or n % _CHECK_INTERVAL == 0
 
 
 class _LeafChecker:
-    """Checks one leaf of the observations.
-
-    warned: whether of its dtype, of its bounds or categories, and of its precision · always: bounds are checked in every
-    observation.
-    """
+    """Checks one leaf of the observations. always: bounds are checked in each of them, and a value outside is an error."""
 
     def __init__(self, spec: ObsLeaf, space: Any) -> None:
         for key in spec.path:
             space = space.spaces[key]
         self.spec = spec
-        self.warned = [False, False, False]
         self._declared = np.dtype(space.dtype)
         self._accepted = self._declared
+        self._warned_of_dtype = self._warned_of_bounds = False
         self._float = np.dtype(spec.dtype).kind == "f"
-        self._is_rounded = spec.kind == "box" and not np.can_cast(self._declared, np.float32, "safe")
-        self._before: Array | None = None  # the value that was checked last
         self.always = not self._float and (
             spec.kind != "box" or not np.can_cast(self._declared, spec.dtype, "safe")
         )
@@ -256,13 +203,10 @@ class _LeafChecker:
         """Whether this is an array of the expected shape and dtype."""
         return type(value) is np.ndarray and value.dtype == self._accepted and value.shape == self.spec.shape
 
-    def stored(self, observation: Any, check_bounds: bool, is_error: bool) -> Array:
+    def stored(self, observation: Any, check_bounds: bool) -> Array:
         """The value of the leaf in an observation, as stored. Raises EnvDataError.
 
-        Args:
-            observation: as the environment gave it.
-            check_bounds: check bounds also where a value outside can be stored.
-            is_error: such a value is an error.
+        check_bounds: check bounds also where a value outside can be stored.
         """
         spec = self.spec
         try:
@@ -278,23 +222,19 @@ class _LeafChecker:
                 f"observation {spec.name} has shape {value.shape}, its space says {spec.shape}"
             )
         if self.always or check_bounds:
-            self._check_bounds(value, is_error)
+            self._check_bounds(value)
         return encode(spec, value)
 
     def _check_dtype(self, dtype: np.dtype[Any]) -> None:
         problem = f"observation {self.spec.name} has dtype {dtype}, its space says {self._declared}"
         if not np.can_cast(dtype, self._declared, "same_kind"):
             raise EnvDataError(problem)
-        if not np.can_cast(dtype, self._declared, "safe") and not self.warned[0]:
+        if not np.can_cast(dtype, self._declared, "safe") and not self._warned_of_dtype:
             _logger.warning("%s: it is converted", problem)
-            self.warned[0] = True
+            self._warned_of_dtype = True
         self._accepted = dtype
 
-    def _check_bounds(self, value: Array, is_error: bool) -> None:
-        if self.spec.kind == "box" and self.spec.categories and not self.warned[1]:
-            self._check_categories(value)
-        if self._is_rounded and not self.warned[2]:
-            self._check_precision(value.astype(np.float64))
+    def _check_bounds(self, value: Array) -> None:
         if self._float:
             value = value.astype(self.spec.dtype, copy=False)  # rounded as the bounds are
         outside = (value < self._low) | (value > self._high)
@@ -307,55 +247,16 @@ class _LeafChecker:
         problem = f"observation {name} is {value[index]}, its space says between {low} and {high}"
         if self.always:
             raise EnvDataError(problem)
-        if is_error:
-            raise EnvDataError(f"{problem}; env.out_of_bounds=warn would only warn of it")
-        if not self.warned[1]:
+        if not self._warned_of_bounds:
             _logger.warning("%s; later ones are not reported", problem)
-            self.warned[1] = True
-
-    def _check_precision(self, value: Array) -> None:
-        """Warn once if float32, which networks compute with, cannot tell two observations apart."""
-        before, self._before = self._before, value
-        if before is None:
-            return
-        with np.errstate(invalid="ignore", over="ignore"):
-            is_same = value.astype(np.float32) == before.astype(np.float32)
-            lost = np.argwhere(is_same & (np.abs(value - before) > _LEAST_CHANGE))
-        if len(lost):
-            index = tuple(lost[0])
-            _logger.warning(
-                "observation %s%s was %s and then %s, which are one number in float32, with which agents compute: "
-                "a wrapper (env.wrappers) can subtract what is constant",
-                self.spec.name,
-                _shown(index),
-                before[index],
-                value[index],
-            )
-            self.warned[2] = True
-
-    def _check_categories(self, value: Array) -> None:
-        """Warn once of a value that the coding by categories (`env.categories`) does not know."""
-        by_channel = np.moveaxis(value, self.spec.channel_axis, -1)
-        unknown = np.argwhere(by_channel >= np.array(self.spec.categories))
-        if len(unknown):
-            *_, channel = index = tuple(unknown[0])
-            _logger.warning(
-                "observation %s has %d in channel %d, which has %d categories (env.categories): it is coded as zeros; "
-                "later ones are not reported",
-                self.spec.name,
-                by_channel[index],
-                channel,
-                self.spec.categories[channel],
-            )
-            self.warned[1] = True
+            self._warned_of_bounds = True
 
 
 def _shown(index: tuple[Any, ...]) -> str:
     return f"[{', '.join(map(str, index))}]" if index else ""
 
 
-class EnvApiError(EnvDataError):
-    """An environment gave a result that is not of the form that gymnasium's API asks for."""
+# -- the form of results ------------------------------------------------------
 
 
 def _is_flag(value: Any) -> bool:
@@ -394,16 +295,3 @@ def checked(result: Any, method: str) -> Any:
         if is_right is not None and not is_right(value):
             raise EnvApiError(f"{method}() returns {name} that is not {what}: {value!r:.60}")
     return result
-
-
-def api_mistake(env: Any) -> str:
-    """How an environment without its wrappers, which is reset and stepped, differs from gymnasium's API; empty if not."""
-    parameters = inspect.signature(env.reset).parameters
-    if "seed" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
-        return "reset() takes no seed"
-    try:
-        checked(env.reset(seed=0), "reset")
-        checked(env.step(env.action_space.sample()), "step")
-    except EnvApiError as e:
-        return str(e)
-    return ""

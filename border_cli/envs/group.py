@@ -7,48 +7,30 @@ import hashlib
 import logging
 import math
 import os
-import re
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
 
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import ActorLostError, BorderError, UsageError
+from border_cli.core.errors import ActorLostError, BorderError
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, decode_actions
-from border_cli.core.state import State, check_like, joined, section
+from border_cli.core.state import State, check_like
 from border_cli.core.types import Step
-from border_cli.envs.checks import EnvApiError, EnvChecker, EnvDataError, api_mistake, checked
-from border_cli.envs.gym_spaces import env_spec, may_hold_categories, part_name
-from border_cli.envs.make import check_statistics, make_gym, stack_size
-from border_cli.runtime.clock import Deadline
+from border_cli.envs.checks import EnvChecker, EnvDataError, checked
+from border_cli.envs.gym_spaces import env_spec
+from border_cli.envs.make import make_gym, stack_size
 from border_cli.runtime.signals import LEFT_TO_CLIENT
 
 MOST_REPLAYED = 1_000_000
 _TOO_LONG = -1  # in the place of an episode's seed
 _SHOWN_ACTION = 100
-_SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
-"""Random env steps whose images show whether they hold categories, and of one episode at most."""
-_SHOWN_S = 60.0
-"""Time for them; a slow environment shows fewer."""
-_QUICKLY_S = 5.0
-"""An environment that takes longer to make, or that starts a process, is not made a second time to be compared."""
-_MAX_CATEGORIES = 32
-"""Of a channel; an image with a larger value is a picture."""
-_COLOUR = re.compile(r"\x1b\[\d*m")
-_API = (
-    "allowed: gymnasium's API, where reset(seed=...) returns (observation, info) "
-    "and step(action) returns (observation, reward, terminated, truncated, info)"
-)
+_NUMBERS = (int, float, np.bool_, np.integer, np.floating)
 _logger = logging.getLogger(__name__)
 
 
@@ -120,14 +102,8 @@ class GymEnv:
             self.close()
             raise
         space = self.envs[0].observation_space
-        self.spec = _spec(self.envs[0], config)
-        self.checker = EnvChecker(
-            space,
-            self.spec,
-            n_envs,
-            drop=config.nonfinite == "drop",
-            strict_bounds=config.out_of_bounds == "error",
-        )
+        self.spec = spec_of(self.envs[0], config)
+        self.checker = EnvChecker(space, self.spec, n_envs, drop=config.nonfinite == "drop")
         self.info_mask: tuple[int, ...] | None = None
         self._life_loss = config.preprocess == "atari" and config.life_loss
         self._lives = [0] * n_envs
@@ -197,7 +173,8 @@ class GymEnv:
         """The numbers of `env.info_keys` in an episode's last info, NaN where there is none, with one warning per key."""
         values = []
         for key in self._info_keys:
-            values.append(_number(info.get(key)))
+            value = info.get(key)
+            values.append(float(value) if isinstance(value, _NUMBERS) else math.nan)
             if math.isnan(values[-1]) and key not in self._missing_keys:
                 self._missing_keys.add(key)
                 has = "no number" if key in info else f"none; it has {', '.join(map(str, info)) or 'nothing'}"
@@ -258,164 +235,15 @@ def evaluation_envs(config: EnvConfig, n_envs: int, **options: Any) -> GymEnv:
         return env
 
 
-def _root(config: EnvConfig) -> tuple[str, ...]:
+def mask_root(config: EnvConfig) -> tuple[str, ...]:
     """Where `MaskFromInfo` has put the observation."""
     return ("obs",) if config.action_mask == "info" else ()
 
 
-def _spec(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
+def spec_of(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
+    """Its spaces, as the keys of `env` select and code them."""
     spaces = env.observation_space, env.action_space
-    return env_spec(*spaces, stack_size(env), config.categories, _root(config), config.obs_keys)
-
-
-@dataclass(frozen=True)
-class Probed:
-    """What a trial has found out about an environment.
-
-    spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs · warnings: first
-    lines of those that it gave.
-    """
-
-    spec: EnvSpec
-    action_mask: str
-    categories: dict[str, list[int]]
-    warnings: list[str]
-
-
-def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
-    """Make one environment, reset it and step it. Raises UsageError if it does not work.
-
-    at_end: gets what closes the environment, which may take long; by default it is closed here.
-    """
-    with ExitStack() as here, warnings.catch_warnings(record=True) as caught:
-        probed = _try(config, at_end or here)
-    texts = dict.fromkeys(_COLOUR.sub("", str(warning.message)) for warning in caught)
-    probed.warnings.extend(text.removeprefix("WARN: ").partition("\n")[0] for text in texts)
-    return probed
-
-
-def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
-    env, began, before = None, monotonic(), psutil.Process().children()
-    try:
-        env = GymEnv(config)
-        at_end.callback(env.close)
-        is_simple = monotonic() - began <= _QUICKLY_S and psutil.Process().children() == before
-        check_statistics(env.envs[0])
-        env.reset(0, seed=0)
-        action = env.spec.action
-        if (
-            config.action_mask == "auto"
-            and action.kind != "box"
-            and not env.spec.mask
-            and env.info_mask is not None
-        ):
-            if env.info_mask != (action.n,):
-                raise UsageError(
-                    f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {action.n} actions',
-                    allowed=f"a mask of shape {(action.n,)}, or env.action_mask=none",
-                )
-            return _try(replace(config, action_mask="info"), at_end)  # the mask is one of the spaces then
-        action_mask = "none" if config.action_mask == "auto" else config.action_mask
-        config = replace(config, action_mask=action_mask)
-        if action.kind == "box":
-            chosen = np.reshape(np.divide(action.low, 2) + np.divide(action.high, 2), (1, *action.shape))
-        else:
-            mask = env.spec.mask
-            chosen = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
-        step = env.step([0], chosen.astype(action.stored_dtype))
-        categories = _find_categories(env, config) if config.categories is None else config.categories
-        if is_simple:
-            _compare(step, config, at_end)
-        spec = _spec(env.envs[0], replace(config, categories=categories))
-        return Probed(spec, action_mask, categories, [])
-    except ActorLostError as e:
-        cause = e.__cause__
-        mistake = str(cause) if isinstance(cause, EnvApiError) else ""
-        if env is not None and not mistake:  # wrappers raise errors of their own
-            with contextlib.suppress(Exception):
-                mistake = api_mistake(env.envs[0].unwrapped)
-        if mistake:
-            hint = "a wrapper can add up several rewards (env.wrappers)" if "reward" in mistake else _API
-            raise UsageError(f"env: {mistake}\n{hint}") from e
-        done = {"make": "made", "reset": "reset", "step": "stepped"}[e.context["phase"]]
-        first = str(cause).partition("\n")[0]
-        hint = "env.kwargs.… are its arguments; debug=true shows its traceback"
-        if (
-            done == "stepped"
-            and re.search(r"\bint(eger)?\b", first)
-            and env
-            and env.spec.action.kind == "discrete"
-        ):
-            hint = "nearest: env.wrappers=[IntActions]\nit gives actions as Python's int, not as np.int64"
-        raise UsageError(
-            f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n{hint}"
-        ) from e
-
-
-def _compare(first: Step, config: EnvConfig, at_end: ExitStack) -> None:
-    """Warn where another environment that is made alike differs after the same seed and action."""
-    with contextlib.suppress(ActorLostError):
-        other = GymEnv(config)
-        at_end.callback(other.close)
-        other.reset(0, seed=0)
-        second = other.step([0], first.action)
-        for name, leaf in first.obs.items():
-            for before, after in ((leaf, second.obs[name]), (first.next_obs[name], second.next_obs[name])):
-                if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
-                    warnings.warn(
-                        f"two environments that were made alike and reset with the same seed differ in {name}: random "
-                        "numbers that reset(seed=…) does not set, perhaps drawn when it is made, differ in each process",
-                        stacklevel=2,
-                    )
-                    return
-
-
-def _find_categories(env: GymEnv, config: EnvConfig) -> dict[str, list[int]]:
-    """The categories of each channel of the images that hold few, small values in the first random env steps.
-
-    An environment that raises in one of them is not refused: a run restarts it. Then the env steps before are what counts.
-    """
-    images = {leaf.name: leaf for leaf in env.spec.obs.leaves if may_hold_categories(leaf)}
-    greatest = {name: np.zeros(leaf.shape[leaf.channel_axis], np.int64) for name, leaf in images.items()}
-    rng, over = np.random.default_rng(0), True
-    deadline = Deadline(_SHOWN_S)
-    with contextlib.suppress(ActorLostError):
-        for i in range(_SHOWN_ENV_STEPS):
-            if not images or deadline.passed:
-                break
-            if over or i % _SHOWN_EPISODE == 0:
-                env.reset(0, seed=i)
-            step = env.step([0], _random_action(env, rng))
-            over = bool(step.over[0]) or step.dropped is not None
-            for name, leaf in list(images.items()):
-                pixels = np.concatenate([step.obs[name], step.next_obs[name]])
-                of_channel = np.moveaxis(pixels, leaf.channel_axis, 0).reshape(len(greatest[name]), -1)
-                greatest[name] = np.maximum(greatest[name], of_channel.max(1))
-                if greatest[name].max() >= _MAX_CATEGORIES:
-                    del images[name]  # it is a picture
-    root = _root(config)
-    return {
-        part_name(leaf.path, root): [int(n) + 1 for n in greatest[name]]
-        for name, leaf in images.items()
-        if greatest[name].any()
-    }
-
-
-def _number(value: Any) -> float:
-    """A value of an info; NaN for what is no number."""
-    return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else math.nan
-
-
-def _random_action(env: GymEnv, rng: np.random.Generator) -> Array:
-    """(1, ...) an action of one environment, among those that its mask allows."""
-    spec, mask = env.spec.action, env.spec.mask
-    if spec.kind == "box":
-        low, high = (np.reshape(bound, (1, *spec.shape)) for bound in (spec.low, spec.high))
-        action: Array = (low + rng.random(low.shape) * (high - low)).astype(spec.stored_dtype)
-        return action
-    allowed = np.arange(spec.n) if mask is None else np.flatnonzero(env.observe([0])[mask][0])
-    chosen: Array = rng.choice(allowed if len(allowed) else spec.n, 1)
-    return chosen
+    return env_spec(*spaces, stack_size(env), config.categories, mask_root(config), config.obs_keys)
 
 
 class ReplayedEnv(GymEnv):
@@ -451,7 +279,7 @@ class ReplayedEnv(GymEnv):
         return step
 
     def state(self) -> State:
-        """Seeds, actions (t, ...), hashes of the current observations, and what the checks have counted."""
+        """Seeds, actions (t, ...), and hashes of the current observations."""
         action = self.spec.action
         arrays = {
             f"actions-{i}": np.frombuffer(bytes(actions), action.stored_dtype).reshape(-1, *action.shape)
@@ -459,23 +287,23 @@ class ReplayedEnv(GymEnv):
         }
         arrays["seeds"] = self._seeds.copy()
         arrays["observations"] = np.stack([self._hash(i) for i in range(self.n_envs)])
-        return joined({"episodes": State(arrays), "checks": self.checker.state()})
+        return State(arrays)
 
     def load_state(self, state: State) -> list[int]:
         """Replay the episodes; the environments that did not come back exactly. Raises IncompatibleStateError."""
-        actions = [f"episodes/actions-{i}" for i in range(self.n_envs)]
-        check_like(state, self.state(), "the environments", growing=actions)
-        with self.checker.replaying(section(state, "checks")):
-            return [i for i in range(self.n_envs) if not self._replay(i, section(state, "episodes"))]
+        check_like(
+            state, self.state(), "the environments", growing=[f"actions-{i}" for i in range(self.n_envs)]
+        )
+        return [i for i in range(self.n_envs) if not self._replay(i, state.arrays)]
 
-    def _replay(self, env_ix: int, episodes: State) -> bool:
-        if (seed := int(episodes.arrays["seeds"][env_ix])) == _TOO_LONG:
+    def _replay(self, env_ix: int, saved: dict[str, Array]) -> bool:
+        if (seed := int(saved["seeds"][env_ix])) == _TOO_LONG:
             return False
         self.reset(env_ix, seed)
-        for action in episodes.arrays[f"actions-{env_ix}"]:
+        for action in saved[f"actions-{env_ix}"]:
             if self.step([env_ix], action[np.newaxis]).over[0]:
                 return False  # the saved episode continued here
-        return bool((self._hash(env_ix) == episodes.arrays["observations"][env_ix]).all())
+        return bool((self._hash(env_ix) == saved["observations"][env_ix]).all())
 
     def _hash(self, env_ix: int) -> Array:
         digest = hashlib.sha256()

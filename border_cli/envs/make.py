@@ -8,7 +8,6 @@ import inspect
 import logging
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -152,18 +151,13 @@ def _with_arrays(make: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limited(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any]:
-    """The environment with this limit of env steps in place of its own. Raises UsageError where its own stays."""
-    while isinstance(env, gymnasium.wrappers.TimeLimit):
-        env = env.env
-    layer = env
+    """The environment with this limit of env steps in place of its own."""
+    layer, has_limit = env, False
     while isinstance(layer, gymnasium.Wrapper):
-        if isinstance(layer, gymnasium.wrappers.TimeLimit) and (least := layer._max_episode_steps) < limit:
-            raise UsageError(
-                f"env.max_episode_steps={limit}: a TimeLimit within the environment ends episodes after {least} env steps",
-                allowed=f"{least} at most, or an argument of the environment that changes its limit (env.kwargs)",
-            )
+        if isinstance(layer, gymnasium.wrappers.TimeLimit):
+            layer._max_episode_steps, has_limit = limit, True
         layer = layer.env
-    return gymnasium.wrappers.TimeLimit(env, limit)
+    return env if has_limit else gymnasium.wrappers.TimeLimit(env, limit)
 
 
 def check_statistics(env: gymnasium.Env[Any, Any]) -> None:
@@ -209,11 +203,6 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
     spec = gymnasium.registry.get(env_id)
     if spec is not None and "mujoco" in str(spec.entry_point):
         _log_mujoco_warnings()
-    if config.max_episode_steps is not None and "max_episode_steps" in kwargs:
-        raise UsageError(
-            f"env.max_episode_steps={config.max_episode_steps} and env.kwargs.max_episode_steps are two limits",
-            allowed="one of them",
-        )
     try:
         # `EnvChecker` checks more than gymnasium's checker does, and in every process.
         return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
@@ -234,36 +223,14 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
 
 
 def _registering(env_id: str, imports: Sequence[str]) -> str:
-    """Which module or function registers an id, which id is like it, or which ones the imported packages have registered.
-
-    The source of the imported packages and of the package that the id is named after is searched for the id, and where
-    these have registered none, for a function `register…()`.
-    """
+    """Which id is like this one, or which ones the imported packages have registered."""
     packages = {re.split("[.:/]", name)[0] for name in (*imports, env_id)} - {"", "gymnasium"}
-    known = gymnasium.registry
-    brought = [name for name, spec in known.items() if str(spec.entry_point).partition(".")[0] in packages]
-    functions = []
-    for package in sorted(packages):
-        spec = importlib.util.find_spec(package)
-        for root in map(Path, (spec and spec.submodule_search_locations) or ()):
-            for file in sorted(root.rglob("*.py")):
-                text = file.read_text(encoding="utf-8", errors="ignore")
-                module = ".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(
-                    ".__init__"
-                )
-                functions += [
-                    f"{module}:{name}" for name in re.findall(r"^def (register\w*)\(\)", text, re.M)
-                ]
-                if "register(" in text and (call := re.search(rf"['\"]{re.escape(env_id)}['\"]", text)):
-                    # what stands at the beginning of a line before it: the call, or the function that it is in
-                    *_, function = re.findall(r"^(?:def (\w+)\(\)|\w)", text[: call.start()], re.M)
-                    path = f"{module}{function and ':'}{function}"
-                    if path in imports:
-                        return f"{path} registers it, but not with gymnasium: docs/extending.md shows how to wrap it"
-                    return f"nearest: env.imports=[{path}]"
-    if functions and not brought:
-        return f"nearest: env.imports=[{functions[0]}]"
-    if match := nearest(env_id, brought) or nearest(env_id, known):
+    brought = [
+        name
+        for name, spec in gymnasium.registry.items()
+        if str(spec.entry_point).partition(".")[0] in packages
+    ]
+    if match := nearest(env_id, brought) or nearest(env_id, gymnasium.registry):
         return f"nearest: {match}"
     return f"allowed: {', '.join(brought[:_SHOWN_IDS])}" if brought else _REGISTERING
 

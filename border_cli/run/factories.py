@@ -27,7 +27,8 @@ from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer, StepProcessor
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Column, ModelInfo, item_columns
-from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs, try_env
+from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
+from border_cli.envs.trial import try_env
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.run.directory import SWEEP_FILE
 from border_cli.run.summary import read_run_id
@@ -156,15 +157,10 @@ def run_columns(config: TrainConfig, spec: EnvSpec, user: UserParts | None = Non
 
 
 def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
-    """The environments of evaluations. made: called after each.
-
-    Bounds only cause warnings: evaluations count observations from 0 in every launch, so a value that the actors have
-    passed long ago would otherwise end the run.
-    """
+    """The environments of evaluations. made: called after each."""
     import_plugins(config.plugins)
-    env = replace(config.env, out_of_bounds="warn")
     n_envs = min(config.evaluator.n_envs, config.evaluator.episodes)
-    return evaluation_envs(env, n_envs, made=made, quiet=True)
+    return evaluation_envs(config.env, n_envs, made=made, quiet=True)
 
 
 def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
@@ -274,7 +270,7 @@ def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> N
     seeding.seed_global_generators(c.seed, seeding.GLOBAL, 3, model.version)
     policy = evaluation_policy(spec, c)
     policy.sync_model(model)
-    env_config = replace(c.env, out_of_bounds="warn", info_keys=[])
+    env_config = replace(c.env, info_keys=[])
     with closing(GymEnv(env_config, 1, "the film", render_mode="rgb_array", quiet=True)) as env:
         seed = seeding.integer(c.seed, seeding.EVALUATION, 0)
         film_episode(env, policy, model.version, seed, path, c.evaluator.max_episode_steps or LONGEST_EPISODE)

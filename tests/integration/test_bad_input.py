@@ -116,25 +116,21 @@ PREFLIGHT = [
     Row("env=gym env.entry_point=unreadable:It", "unreadable failed on import|SyntaxError", code=1),
     Row("env.kwargs.no_such_argument=1", "no_such_argument"),
     Row(
-        "env=gym env.entry_point=tests.old_envs:ResetWithoutSeed",
+        "env=gym env.entry_point=tests.envs:ResetWithoutSeed",
         "env: reset() takes no seed|gymnasium's API",
     ),
     Row(
-        "env=gym env.entry_point=tests.old_envs:FourValues",
+        "env=gym env.entry_point=tests.envs:FourValues",
         "env: step() returns 4 values, not (observation, reward",
     ),
     Row(
-        "env=gym env.entry_point=tests.old_envs:NoEnv",
-        "gave a tests.old_envs.NoEnv|allowed: gymnasium.Env; docs/extending.md",
+        "env=gym env.entry_point=tests.envs:NoEnv",
+        "gave a tests.envs.NoEnv|allowed: gymnasium.Env; docs/extending.md",
     ),
-    Row("env=gym env.imports=[tests.old_envs] env.id=tests/FourValues-v0", "env: step() returns 4 values"),
+    Row("env=gym env.imports=[tests.envs] env.id=tests/FourValues-v0", "env: step() returns 4 values"),
     Row(
-        "env=gym env.imports=[tests.old_envs] env.id=tests/NoEnv-v0",
+        "env=gym env.imports=[tests.envs] env.id=tests/NoEnv-v0",
         "raised when it was made|gymnasium.Env class",
-    ),
-    Row(
-        "env=gym env.entry_point=tests.old_envs:OutOfBounds env.out_of_bounds=error",
-        "raised when it was stepped|is 3.0, its space says",
     ),
     Row("env=gym env.id=Pendulum-v1", "Discrete"),
     Row(

@@ -326,7 +326,7 @@ def test_resuming_a_sweep_names_its_newest_unfinished_run(
 
 
 SAFE = {
-    "env": {"nonfinite", "out_of_bounds", "action_mask"},
+    "env": {"nonfinite", "action_mask"},
     "agent": {"compile", "lr_opt_steps"},
     "buffer": {"beta_opt_steps", "device"},
     "trainer": {"max_opts", "max_env_steps", "max_time", "stop_return"}

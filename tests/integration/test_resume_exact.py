@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from border_cli.cli.train import main
-from border_cli.runtime.seeding import episode_seed
 from tests.faults.amounts import FULL, sampled
-from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
+from tests.interrupted import assert_same_bits, resume, run_killed, run_whole, signal_at
 from tests.real_runs import Run, tiny
 
 BUDGET = "trainer.max_opts=60"
@@ -82,31 +81,6 @@ def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(
     assert killed.checkpoints[-1] == "step-000000028"
     resume(killed.path)
     assert_same_bits(Run(killed.path), uninterrupted(mode))
-
-
-LEAVING = (
-    "trainer.max_opts=30",
-    "trainer.opt_interval=4",
-    "trainer.eval_interval=null",
-    "env=gym",
-    "env.entry_point=tests.outside:Outside",
-    "env.kwargs.length=110",
-    "seed=7",
-)
-"""The environment stays in its observation space in its first episode (110 env steps) and leaves it in later ones."""
-
-
-@pytest.mark.parametrize(
-    "args", sampled([(*LOCKSTEP, "n_actors=1"), ("trainer=sync",)], 2), ids=lambda w: w[0]
-)
-def test_g2_a_resumed_environment_that_leaves_its_space_is_checked_as_without_a_stop(
-    folder: Path, args: tuple[str, ...]
-) -> None:
-    """A violation is an error only in the first 100 observations of a new environment. A resumed one is not new."""
-    inside = f"env.kwargs.inside=[0,{episode_seed(7, 0, 0, 0, 0)}]"  # 0: the preflight's seed
-    path = folder / f"leaving, {args[0]}"
-    uninterrupted = run_whole(path / "uninterrupted", *LEAVING, inside, *args)
-    assert_same_bits(run_interrupted(path / "paused", *LEAVING, inside, *args, at=22), uninterrupted)
 
 
 @pytest.mark.parametrize("mode", sampled(list(MODES), 2))  # test_late_scores.py covers sync too

@@ -17,8 +17,9 @@ from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig, RainbowConfig
 from border_cli.config.schema import BufferConfig, EnvConfig
 from border_cli.core.errors import UsageError
-from border_cli.envs.group import GymEnv, try_env
+from border_cli.envs.group import GymEnv
 from border_cli.envs.gym_spaces import env_spec
+from border_cli.envs.trial import try_env
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
 from tests.real_runs import train

@@ -16,7 +16,8 @@ from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, UsageError
 from border_cli.core.spaces import Array
 from border_cli.core.types import concat_items, item_columns
-from border_cli.envs.group import GymEnv, try_env
+from border_cli.envs.group import GymEnv, ReplayedEnv
+from border_cli.envs.trial import try_env
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.training.evaluators import EpisodeRunner
 from tests.fakes import NumpyPolicy
@@ -25,7 +26,6 @@ from tests.rows import sampler_of
 
 NAN, INF = float("nan"), float("inf")
 BOX = spaces.Box(-10.0, 1000.0, (2,), np.float32)
-FINITE = np.finfo(np.float32).max
 
 
 class Scripted(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
@@ -57,16 +57,10 @@ class Scripted(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is no
         return self._observation(*at), self._reward(*at), over, False, {}
 
 
-def group(
-    n: int = 1,
-    nonfinite: str = "error",
-    out_of_bounds: str = EnvConfig().out_of_bounds,
-    **kwargs: Any,
-) -> GymEnv:
-    config = EnvConfig(
-        entry_point=f"{__name__}:Scripted", kwargs=kwargs, nonfinite=nonfinite, out_of_bounds=out_of_bounds
+def group(n: int = 1, nonfinite: str = "error", **kwargs: Any) -> GymEnv:
+    env = GymEnv(
+        EnvConfig(entry_point=f"{__name__}:Scripted", kwargs=kwargs, nonfinite=nonfinite), n, "actor 7"
     )
-    env = GymEnv(config, n, "actor 7")
     for i in range(n):
         env.reset(i, seed=i)
     return env
@@ -97,15 +91,14 @@ def data_error(match: str) -> Any:
     return pytest.raises(ActorLostError, match=f"EnvDataError: .*{match}")
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_e2_the_error_of_a_reward_names_environment_episode_and_step(bad: float) -> None:
-    env = group(2, reward=at(3, 4, bad, lambda e, t: 1.0))
+def test_e2_the_error_of_a_reward_names_environment_episode_and_step() -> None:
+    env = group(2, reward=at(3, 4, -INF, lambda e, t: 1.0))
     with pytest.raises(ActorLostError) as lost:
         steps(env, 20)
     assert lost.value.code == ExitCode.ACTOR_LOST
     assert str(lost.value).startswith(
         "actor 7 failed while stepping, after 28 env steps: EnvDataError: environment 0, episode 3, env step 4 of it: "
-        f"the reward is {bad}; env.nonfinite=drop would end the episode before it"
+        "the reward is -inf; env.nonfinite=drop would end the episode before it"
     )
     assert lost.value.context["env"] == 0
 
@@ -146,7 +139,6 @@ NAN_AT_3 = [(2, 0, 1, 1), (2, 1, 1, 1), (2, 2, 0, 0), (3, 0, 1, 1), (3, 1, 1, 1)
 @pytest.mark.parametrize(
     ("what", "time", "bad", "n_step", "stored"),
     [
-        ("reward", 3, NAN, 1, NAN_AT_3),
         ("observation", 3, np.array([NAN, 3], np.float32), 1, NAN_AT_3),
         ("reward", 3, INF, 3, [(2, 0, 1.5, 2), (2, 1, 1, 1), (2, 2, 0, 0)]),  # like a truncated episode
         ("reward", 1, NAN, 1, [(3, 0, 1, 1)]),  # an episode without an env step
@@ -167,15 +159,10 @@ def test_e2_with_drop_the_episode_ends_before_the_bad_env_step(
     assert warning.startswith(f"environment 0, episode 2, env step {time} of it: ")
 
 
-@pytest.mark.parametrize(
-    "bad", [{"reward": lambda e, t: NAN}, {"observation": lambda e, t: pair(e, 0) * NAN}]
-)
-def test_e2_with_drop_too_many_in_a_row_are_an_error(bad: dict[str, Any]) -> None:
-    with data_error("for the 100th time in a row"):
-        steps(group(nonfinite="drop", **bad), 100)
-
-
-def test_e2_with_drop_occasional_bad_numbers_are_no_error() -> None:
+def test_e2_with_drop_too_many_in_a_row_are_an_error_and_occasional_ones_are_not() -> None:
+    for bad in ({"reward": lambda e, t: NAN}, {"observation": lambda e, t: pair(e, 0) * NAN}):
+        with data_error("for the 100th time in a row"):
+            steps(group(nonfinite="drop", **bad), 100)
     env = group(nonfinite="drop", reward=lambda e, t: NAN if t == 2 else 1.0)
     assert rows(env, 400)[0].dropped == 200
 
@@ -187,6 +174,21 @@ def test_e2_an_evaluation_drops_too() -> None:
     assert (evaluation.returns, evaluation.lengths) == ((2.0, 5.0), (2, 5))
 
 
+def test_g2_the_count_of_dropped_env_steps_continues_after_a_resume() -> None:
+    def never_finite() -> Sampler:
+        kwargs = {"reward": lambda e, t: NAN}
+        config = EnvConfig(entry_point=f"{__name__}:Scripted", kwargs=kwargs, nonfinite="drop")
+        env = ReplayedEnv(config)
+        return Sampler(env, NumpyPolicy(), NStepProcessor(env.spec, 1, 1, 0.9), lambda env, n: n, "me")
+
+    before, after = never_finite(), never_finite()
+    before.begin()
+    for _ in range(3):
+        before.sample([0], 0)
+    after.begin_from(before.state())
+    assert after.dropped == before.dropped == 3
+
+
 # -- E3: values outside the spaces -----------------------------------
 
 
@@ -194,40 +196,29 @@ def test_e2_an_evaluation_drops_too() -> None:
     ("space", "given", "message"),
     [
         (BOX, np.zeros(3, np.float32), r"obs has shape \(3,\), its space says \(2,\)"),
-        (BOX, np.zeros((2, 1), np.float32), r"obs has shape \(2, 1\), its space says \(2,\)"),
         (BOX, np.array(["1", "2"]), "obs has dtype <U1, its space says float32"),
-        (BOX, np.array([1, None]), "obs has dtype object, its space says float32"),
         (spaces.Box(0, 9, (2,), np.int32), np.zeros(2), "obs has dtype float64, its space says int32"),
-        (
-            spaces.Box(0, 255, (2,), np.uint8),
-            np.zeros(2, np.int64),
-            "obs has dtype int64, its space says uint8",
-        ),
         (spaces.Discrete(3), np.float32(1), "obs has dtype float32, its space says int64"),
         (spaces.Dict(a=BOX), {"b": pair(0, 0)}, r"there is no observation obs\.a"),
         (spaces.Tuple((BOX, BOX)), (pair(0, 0),), r"there is no observation obs\.1"),
     ],
 )
-@pytest.mark.parametrize("moment", ["reset", "step"])
-def test_e3_shape_and_dtype_are_an_error_at_once(
-    space: spaces.Space[Any], given: Any, message: str, moment: str
-) -> None:
+def test_e3_shape_and_dtype_are_an_error_at_once(space: spaces.Space[Any], given: Any, message: str) -> None:
     space.seed(0)
     good = space.sample()
-    step = 0 if moment == "reset" else 1
-    with data_error(f"episode 1, env step {step} of it.*{message}"):
-        steps(group(space=space, observation=at(1, step, given, lambda e, t: good)), 1)
+    for time in (0, 1):
+        with data_error(f"episode 1, env step {time} of it.*{message}"):
+            steps(group(space=space, observation=at(1, time, given, lambda e, t: good)), 1)
 
 
 @pytest.mark.parametrize(
     "given",
     [
         lambda e, t: pair(e, t).astype(np.float64),
-        lambda e, t: pair(e, t).astype(np.int64),
         lambda e, t: pair(e, t).tolist(),
         lambda e, t: pair(e, t).astype(np.float64 if t % 2 else np.float32),
     ],
-    ids=["float64", "int64", "list", "now and then"],
+    ids=["float64", "list", "now and then"],
 )
 def test_e3_convertible_values_are_stored_as_declared_with_one_warning(
     given: Callable[[int, int], Any], caplog: pytest.LogCaptureFixture
@@ -243,7 +234,6 @@ def test_e3_convertible_values_are_stored_as_declared_with_one_warning(
     ("space", "given", "stored"),
     [
         (spaces.Box(-1.0, 1.0, (2,), np.float64), np.zeros(2, np.float32), "float32"),
-        (spaces.Box(-9, 9, (2,), np.int32), np.zeros(2, np.int16), "int32"),
         (spaces.Box(0, 255, (2,), np.int64), np.zeros(2, np.uint8), "uint8"),
         (spaces.Discrete(3), 2, "int64"),
         (spaces.MultiBinary(2), np.ones(2, bool), "uint8"),
@@ -261,35 +251,23 @@ def test_e3_lossless_conversions_give_no_warning(
 OUT = np.array([1.0, -10.5], np.float32)
 
 
-def test_e3_bounds_may_be_an_error_in_the_first_hundred_steps(caplog: pytest.LogCaptureFixture) -> None:
-    last: dict[str, Any] = {"length": 1000, "observation": at(1, 99, OUT, pair)}
-    with data_error(
-        r"env step 99 of it: observation obs\[1\] is -10\.5, its space says between -10\.0 and 1000"
-        r".*; env\.out_of_bounds=warn"
-    ):
-        steps(group(**last, out_of_bounds="error"), 99)
-    steps(group(**last), 99)
-    (warning,) = caplog.messages
-    assert warning.startswith("observation obs[1] is -10.5")
-    three: dict[str, Any] = {"space": spaces.Discrete(3), "observation": at(1, 5, 3, lambda e, t: 0)}
-    with data_error("is 3, its space says between 0 and 2$"):  # it cannot be stored
-        steps(group(**three), 5)
-
-
-def test_e3_bounds_are_one_warning_later(caplog: pytest.LogCaptureFixture) -> None:
-    env = group(length=5000, observation=lambda e, t: OUT if t >= 100 else pair(e, t))
-    steps(env, 999)
-    assert caplog.messages == []
-    steps(env, 2000)
-    (warning,) = caplog.messages
-    assert warning.startswith("observation obs[1] is -10.5")
+def test_e3_a_value_out_of_bounds_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Bounds are checked in the first 100 observations and in every 1000th."""
+    early = group(length=1000, observation=lambda e, t: OUT if t == 99 else pair(e, t))
+    late = group(length=5000, observation=lambda e, t: OUT if t >= 100 else pair(e, t))
+    for env, first in ((early, 99), (late, 1000)):
+        steps(env, first - 1)
+        assert caplog.messages == []
+        steps(env, 2000)
+        (warning,) = caplog.messages
+        assert warning.startswith("observation obs[1] is -10.5, its space says between -10.0 and 1000")
+        caplog.clear()
 
 
 @pytest.mark.parametrize(
     ("space", "bad"),
     [
         (spaces.Discrete(3, start=2), 5),
-        (spaces.Discrete(3, start=2), 1),
         (spaces.MultiDiscrete([2, 3]), np.array([0, 3])),
         (spaces.MultiBinary(2), np.array([0, 2], np.int8)),
         (spaces.Box(0, 255, (1,), np.int64), np.array([256])),
@@ -351,13 +329,7 @@ class Odd(Scripted):
         ({"info": [1]}, "step() returns info that is not a dict: [1]"),
         ({"reward": "1"}, "step() returns reward that is not one number: '1'"),
         ({"reward": np.ones(2)}, "step() returns reward that is not one number: array([1., 1.])"),
-        ({"terminated": NAN}, "step() returns terminated that is not True or False: nan"),
         ({"terminated": "False"}, "step() returns terminated that is not True or False: 'False'"),
-        ({"terminated": {}}, "step() returns terminated that is not True or False: {}"),
-        (
-            {"truncated": np.array([False, False])},
-            "step() returns truncated that is not True or False: array([False, False])",
-        ),
         ({"truncated": 2}, "step() returns truncated that is not True or False: 2"),
     ],
 )
@@ -379,21 +351,6 @@ def test_e3_results_of_numpy_are_as_good_as_those_of_python() -> None:
         env.reset(0, seed=0)
         step = env.step([0], np.zeros(1, np.int64))
         assert (step.over.tolist(), step.reward.tolist()) == ([False], [2.0])
-
-
-@pytest.mark.parametrize(
-    ("start", "change", "warnings"),
-    [(1.7e9, 1, 1), (1.7e9, 128, 0), (1e5, 0.01, 0), (1e6, 0.01, 1), (9.81, 1e-9, 0), (2.0**53, 2, 1)],
-)
-def test_e3_numbers_that_float32_cannot_tell_apart_are_reported_once(
-    start: float, change: float, warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    space = spaces.Box(0, np.inf, (2,), np.float64)
-    env = group(space=space, observation=lambda e, t: np.array([0, start + t * change]))
-    steps(env, 4)
-    assert len(caplog.messages) == warnings
-    for message in caplog.messages:
-        assert message.startswith(f"observation obs[1] was {start} and then {start + change}, which are one")
 
 
 # -- E5: extremes -------------------------------------------------------

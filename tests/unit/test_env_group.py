@@ -1,12 +1,12 @@
-"""Groups of environments: making, stepping, closing, exceptions, and the trial before a run."""
+"""Groups of environments: making, stepping, closing, exceptions, resuming, and the trial before a run."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
-from border_cli.envs.group import GymEnv, Probed, evaluation_envs, try_env
+from border_cli.core.errors import (
+    ActorLostError,
+    ExitCode,
+    IncompatibleStateError,
+    Interrupted,
+    UsageError,
+)
+from border_cli.envs import group as group_module
+from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
+from border_cli.envs.trial import Probed, try_env
 from tests.counting import CountingEnv
 
 ACTIONS = np.zeros(2, np.int64)
@@ -69,14 +77,11 @@ def test_an_evaluation_has_one_environment_where_a_process_can_have_no_second(
 ) -> None:
     assert evaluation_envs(counting(), 10).n_envs == 10
     assert caplog.messages == []
-    emulator = EnvConfig(entry_point=f"{__name__}:Emulator")
-    only = evaluation_envs(emulator, 10)
+    only = evaluation_envs(EnvConfig(entry_point=f"{__name__}:Emulator"), 10)
     assert only.n_envs == 1
     (warning,) = caplog.messages
     assert warning.startswith("evaluations step one environment at a time, not 10: ")
     assert warning.endswith("RuntimeError: one emulator per process")
-    with pytest.raises(ActorLostError, match="one emulator per process"):
-        evaluation_envs(emulator, 1)
     only.close()
 
 
@@ -91,75 +96,74 @@ def test_environments_are_stepped_together_or_alone() -> None:
 
 def test_returned_arrays_do_not_change_later() -> None:
     env = started()
-    given = [env.observe([0, 1])["obs"]]
+    returned = [env.observe([0, 1])["obs"]]
     for env_ix in ([0, 1], [1], [0, 1], [0]):
         step = env.step(env_ix, ACTIONS[: len(env_ix)])
-        given += [step.obs["obs"], step.next_obs["obs"], env.observe([0, 1])["obs"]]
-        copies = [array.copy() for array in given]
+        returned += [step.obs["obs"], step.next_obs["obs"], env.observe([0, 1])["obs"]]
+        copies = [array.copy() for array in returned]
         env.reset(1)
-        for array, copy in zip(given, copies, strict=True):
+        for array, copy in zip(returned, copies, strict=True):
             np.testing.assert_equal(array, copy)
-    assert [array[0, 3] for array in given[:4]] == [0, 0, 1, 1]
+    assert [array[0, 3] for array in returned[:4]] == [0, 0, 1, 1]
 
 
-def test_a_tick_follows_each_environment_that_is_made_and_all_are_closed(
+def test_all_environments_are_closed_also_if_making_them_fails(
     closed: list[CountingEnv], caplog: pytest.LogCaptureFixture
 ) -> None:
-    turns: list[int] = []
-    env = GymEnv(counting(), 3, "actor 0", made=lambda: turns.append(len(turns)))
-    assert turns == [0, 1, 2]
-    env.close()
-    assert len(closed) == 3
-    assert caplog.text.count("closing an environment of actor 0 failed") == 3
-    assert caplog.text.count("OSError: the window is gone") == 3
-
-
-def test_environments_are_closed_if_making_them_fails(closed: list[CountingEnv]) -> None:
+    """Each one that was made is announced."""
     turns: list[int] = []
 
-    def stop() -> None:
+    def stop_at_five() -> None:
         turns.append(1)
-        if len(turns) == 2:
+        if len(turns) == 5:
             raise Interrupted(ExitCode.SIGTERM)
 
+    GymEnv(counting(), 3, "actor 0", made=stop_at_five).close()
+    assert (len(turns), len(closed)) == (3, 3)
+    assert caplog.text.count("closing an environment of actor 0 failed") == 3
     with pytest.raises(Interrupted):
-        GymEnv(counting(), 3, made=stop)
-    assert len(closed) == 2
+        GymEnv(counting(), 3, made=stop_at_five)
+    assert len(closed) == 5
 
 
-def test_an_error_names_owner_action_and_environment() -> None:
-    env = started(fault="raise", fault_step=2)
-    env.step([0, 1], ACTIONS)
-    with pytest.raises(ActorLostError) as lost:
-        env.step([0, 1], ACTIONS)
+@pytest.mark.parametrize(
+    ("fails", "message", "context"),
+    [
+        (
+            lambda: started(lengths=[1], fault="raise", fault_step=2).step([1], ACTIONS[:1]),
+            "stepping, after 2 env steps: RuntimeError: CountingEnv raises at step",
+            {"phase": "step", "env": 1, "episode": 2, "step": 0, "action": 0},
+        ),
+        (
+            lambda: group(fault="raise", fault_at="reset").reset(0),
+            "resetting: RuntimeError",
+            {"phase": "reset", "env": 0, "episode": 1, "step": 0},
+        ),
+        (
+            lambda: group(fault="raise", fault_at="make"),
+            "making the environment: RuntimeError",
+            {"phase": "make"},
+        ),
+    ],
+    ids=["step", "reset", "make"],
+)
+def test_a6_an_error_says_where_it_happened(
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[], Any], message: str, context: dict[str, Any]
+) -> None:
+    step = GymEnv.step
+
+    def step_twice(self: GymEnv, env_ix: Any, action: Any) -> Any:
+        """An episode of one env step, and the first of the next one."""
+        step(self, [0, 1], ACTIONS)
+        self.reset(1)
+        return step(self, env_ix, action)
+
+    monkeypatch.setattr(GymEnv, "step", step_twice)
+    with pytest.raises(ActorLostError, match=f"^actor 0 failed while {message}") as lost:
+        fails()
     assert lost.value.code == ExitCode.ACTOR_LOST
-    assert (
-        str(lost.value)
-        == "actor 0 failed while stepping, after 2 env steps: RuntimeError: CountingEnv raises at step"
-    )
-    assert "counting.py" in lost.value.details
-    assert isinstance(lost.value.__cause__, RuntimeError)
-    with pytest.raises(ActorLostError, match="actor 0 failed while resetting: RuntimeError"):
-        group(fault="raise", fault_at="reset").reset(0)
-    with pytest.raises(ActorLostError, match="actor 0 failed while making the environment: RuntimeError"):
-        group(fault="raise", fault_at="make")
-
-
-def test_a6_the_context_names_environment_episode_step_and_action() -> None:
-    env = started(lengths=[1], fault="raise", fault_step=2)
-    env.step([1], ACTIONS[:1])
-    env.reset(1)
-    with pytest.raises(ActorLostError) as lost:
-        env.step([0, 1], np.array([1, 0]))
-    assert lost.value.context == {
-        "who": "actor 0", "phase": "step", "env": 1, "episode": 2, "step": 0, "action": 0,
-    }  # fmt: skip
-    with pytest.raises(ActorLostError) as lost:
-        group(fault="raise", fault_at="reset").reset(0)
-    assert lost.value.context == {"who": "actor 0", "phase": "reset", "env": 0, "episode": 1, "step": 0}
-    with pytest.raises(ActorLostError) as lost:
-        started().step([0], np.full((1, 10_000), "x"))  # cannot be decoded
-    assert len(str(lost.value.context["action"])) <= 100
+    assert lost.value.context == {"who": "actor 0"} | context
+    assert "counting.py" in lost.value.details and isinstance(lost.value.__cause__, RuntimeError)
 
 
 @pytest.mark.parametrize(
@@ -182,30 +186,20 @@ def test_a6_system_exit_ends_the_actor_and_a_usage_error_stays_one(
 
 @pytest.mark.filterwarnings("default")
 def test_the_trial_returns_the_spaces_and_each_warning_once() -> None:
-    config = counting()
-    assert try_env(replace(config, kwargs=config.kwargs | {"env": 0})) == Probed(group().spec, "none", {}, [])
-    warns = EnvConfig(entry_point="tests.old_envs:Warns")
+    assert try_env(counting()) == Probed(group().spec, "none", {}, [])
+    warns = EnvConfig(entry_point="tests.envs:Warns")
     assert try_env(warns).warnings == ["out of date", "slow", ""]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GymEnv(warns, 2, quiet=True).close()
 
 
-@pytest.mark.filterwarnings("default")
-def test_the_trial_warns_of_random_numbers_that_the_seed_does_not_set() -> None:
-    """Observations of `CountingEnv` say how many were made before it."""
-    (found,) = try_env(EnvConfig(entry_point="tests.counting:CountingEnv")).warnings
-    assert "two environments that were made alike and reset with the same seed differ in obs" in found
-    assert not try_env(EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"env": 0})).warnings
-    assert not try_env(EnvConfig(id="CartPole-v1")).warnings
-
-
 def test_the_trial_can_leave_the_closing_to_its_caller(closed: list[CountingEnv]) -> None:
     """A `close` that hangs does not delay the answer."""
     with ExitStack() as at_end:
-        try_env(EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"env": 0}), at_end)
+        try_env(counting(), at_end)
         assert closed == []
-    assert len(closed) == 2, "the environment, and another one that it was compared with"
+    assert len(closed) == 1
 
 
 class SharedArray(gymnasium.Env[Any, Any]):
@@ -214,10 +208,10 @@ class SharedArray(gymnasium.Env[Any, Any]):
     observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
     array = np.zeros(1, np.float32)
-    made = itertools.count()
+    numbers = itertools.count()
 
     def __init__(self) -> None:
-        self._number = next(self.made)
+        self._number = next(self.numbers)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         self.array[0] = self._number
@@ -234,7 +228,6 @@ def test_an_array_that_environments_share_is_stored_before_the_next_one_is_stepp
         env.reset(i)
     step = env.step([0, 1, 2], np.zeros(3, np.int64))
     np.testing.assert_array_equal(np.diff(step.next_obs["obs"][:, 0]), [1, 1])
-    env.close()
 
 
 @pytest.mark.parametrize(
@@ -246,13 +239,62 @@ def test_an_array_that_environments_share_is_stored_before_the_next_one_is_stepp
         ([[1], [1, 2]], None),
         ("high", None),
         (1j, None),
-        (np.complex64(1), None),
     ],
 )
 def test_what_an_info_holds_is_a_number_or_missing(
     value: Any, expected: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     env = GymEnv(EnvConfig(entry_point="tests.counting:CountingEnv", info_keys=["score"]))
-    found = env._values({"score": value})
-    assert found == [expected] or (expected is None and math.isnan(found[0]))
+    values = env._values({"score": value})
+    assert values == [expected] or (expected is None and math.isnan(values[0]))
     assert ("has no number" in caplog.text) == (expected is None)
+
+
+# -- resuming within an episode --------------------------------------------
+
+
+def replayed(env_steps: int = 0) -> ReplayedEnv:
+    """CartPole with the seed 7, after so many env steps."""
+    env = ReplayedEnv(EnvConfig(id="CartPole-v1"), owner="actor 0")
+    env.reset(0, 7)
+    for t in range(env_steps):
+        env.step([0], np.array([t % 2]))
+    return env
+
+
+def test_g2_a_resumed_environment_continues_its_episode() -> None:
+    env, other = replayed(5), replayed(2)
+    assert other.load_state(env.state()) == []
+    for name, array in env.state().arrays.items():
+        np.testing.assert_array_equal(other.state().arrays[name], array)
+    for _ in range(3):
+        np.testing.assert_array_equal(
+            env.step([0], ACTIONS[:1]).next_obs["obs"], other.step([0], ACTIONS[:1]).next_obs["obs"]
+        )
+    state = env.state()
+    state.arrays["observations"] = state.arrays["observations"] ^ 1  # as if it had not come back
+    assert other.load_state(state) == [0]
+
+
+def test_a_very_long_episode_is_not_resumed_and_its_actions_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_module, "MOST_REPLAYED", 5)
+    for env_steps, lost in ((5, []), (6, [0])):
+        env = replayed(env_steps)
+        assert len(env.state().arrays["actions-0"]) == (0 if lost else 5)
+        assert replayed().load_state(env.state()) == lost
+        env.reset(0, 7)
+        env.step([0], ACTIONS[:1])
+        assert replayed().load_state(env.state()) == []  # the next episode
+
+
+@pytest.mark.parametrize("bad", [None, np.zeros(2, np.int64), np.zeros(1, np.float32)], ids=repr)
+@pytest.mark.parametrize("name", ["actions-0", "seeds", "observations"])
+def test_i4_a_state_of_other_shapes_is_refused(name: str, bad: Any) -> None:
+    state = replayed(3).state()
+    del state.arrays[name]
+    if bad is not None:
+        state.arrays[name] = bad.astype(np.float32) if name == "actions-0" else bad
+    with pytest.raises(IncompatibleStateError, match=name):
+        replayed().load_state(state)
