@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 
+import border_cli
 from border_cli.cli.command import read_page, show
 from border_cli.cli.complete import complete_command
 from border_cli.config.convert import (
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         if flags.help:
             show(read_page(self.prog.removeprefix("border-")))
         elif flags.version:
-            show(f"border-cli {version('border-cli')}")
+            show(f"border-cli {border_cli.__version__}")
         elif flags.shell_completion:
             names = [
                 f"{key}={value}" for key, info in self._settings.items() for value in ("", *info.choices)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+import border_cli
 from border_cli.config import presets, resources
 from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
@@ -54,7 +54,7 @@ def banner(
     rows_of = format.counted(config.buffer.capacity, "row")
     processes, threads = resources.processes(config), resources.compute_threads(config)
     rows = (
-        ("", f"border-cli {version('border-cli')}: {_what(config)}"),
+        ("", f"border-cli {border_cli.__version__}: {_what(config)}"),
         ("preset", preset),
         ("resumed", resumed),
         ("budget", _budget(config)),

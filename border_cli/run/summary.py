@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import border_cli
 from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import resources
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from border_cli.training.loop import TrainingLoop
 
 SUMMARY_FILE, PROVENANCE_FILE, CRASH_FILE = "summary.json", "provenance.json", "crash.json"
-_PACKAGES = ("border-cli", "torch", "numpy", "gymnasium", "hydra-core", "safetensors")
+_PACKAGES = ("torch", "numpy", "gymnasium", "hydra-core", "safetensors")
 _STATUS = {
     **dict.fromkeys(("max_opts", "max_env_steps", "max_time", "stop_return"), "done"),
     **{"sigint": "stopped", "sigterm": "stopped", "error": "failed"},
@@ -123,8 +124,8 @@ def launch_words(run_dir: Path) -> list[str]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, border-cli and the packages that matter."""
-    packages = {name.removesuffix("-core").replace("-", "_"): metadata.version(name) for name in _PACKAGES}
-    return {"python": platform.python_version()} | packages
+    programs = {"python": platform.python_version(), "border_cli": border_cli.__version__}
+    return programs | {package.removesuffix("-core"): metadata.version(package) for package in _PACKAGES}
 
 
 def _git(*words: str) -> str | None:
