@@ -50,7 +50,6 @@ _DECIDED_ONCE = (
 """What is decided when a run starts, where it is open; so are all open values of the buffer."""
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
 _KEEP_THE_BITS = (
-    *BUDGETS,
     "recorder.",
     "checkpoint.",
     "env.action_mask",

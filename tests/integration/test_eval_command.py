@@ -163,7 +163,7 @@ def test_help_and_refused_arguments_import_neither_torch_nor_gymnasium(workplace
         (["run", "episodes=0"], "a whole number >= 1"),
         (["run", "seed=-1"], "a whole number >= 0"),
         (["run", "max_episode_steps=0"], "a whole number >= 1"),
-        (["run", "checkpoint=bset"], "nearest: checkpoint=best"),
+        (["run", "checkpoint=bset"], "allowed: best, last, or an opt step"),
         (["run", "render=humna"], "nearest: human"),
         (["run", "video=maybe"], "video: 'maybe' is of the wrong type"),
         (["run", "env.max_episode_steps.x=5"], "env.max_episode_steps: {'x': 5} is of the wrong type"),
