@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from border_cli import compose
 from border_cli.checkpoints.contents import read_model, read_run_state
 from border_cli.cli.overrides import parse_overrides
-from border_cli.cli.train import main, stored_config
+from border_cli.cli.start import stored_config
+from border_cli.cli.train import main
 from border_cli.config.convert import known_keys, to_plain
 from border_cli.config.resolve import Change, changes, is_reproducible, safe
 from border_cli.config.schema import ActorManagerConfig
