@@ -18,7 +18,8 @@ from border_cli.cli.compose import Composed, Composer
 from border_cli.cli.help import help_page
 from border_cli.cli.overrides import Parser, override_values, parse_overrides
 from border_cli.cli.start import continue_run, resume_run, start_run, stored_config
-from border_cli.cli.sweep import SweepSettings, run_sweep
+from border_cli.cli.sweep import run_sweep
+from border_cli.cli.sweep_run import SweepSettings
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
 from border_cli.config.convert import dump, to_plain
