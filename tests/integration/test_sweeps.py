@@ -55,7 +55,9 @@ def job_runs() -> list[Run]:
 def test_every_job_has_its_own_run_and_the_best_configuration_is_a_preset_for_other_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert sweep("agent.gamma=0.5,0.6", "trainer=sync", "recorder.console=plain", "sweep.slots=2") == 0
+    """How many jobs run at a time is measured first."""
+    lockstep = ("trainer.lockstep=true", "n_actors=1")
+    assert sweep("agent.gamma=0.5,0.6", *lockstep, "recorder.console=plain") == 0
     assert not Path("runs/latest").exists()
     runs = job_runs()
     assert [run.path.name for run in runs] == ["0_dqn_cartpole", "1_dqn_cartpole"]
@@ -73,10 +75,11 @@ def test_every_job_has_its_own_run_and_the_best_configuration_is_a_preset_for_ot
     (preset,) = Path("runs/sweeps").glob("*/*/preset/best_cartpole.yaml")
     folder = preset.parent.parent
     assert (
-        f"best     border-train --config-dir {folder} agent=dqn env=cartpole trainer=sync preset=best_cartpole"
-        in capsys.readouterr().out
+        f"best     border-train --config-dir {folder} agent=dqn env=cartpole trainer.lockstep=True preset=best_cartpole"
+        in (out := capsys.readouterr().out)
     )
-    with_preset = train("--config-dir", str(folder), "preset=best_cartpole", *SHORT, "trainer=sync")
+    assert re.search(r"jobs? at a time, with \d+ CPUs? each: \w+", out)
+    with_preset = train("--config-dir", str(folder), "preset=best_cartpole", *SHORT, *lockstep)
     assert with_preset.config.preset.name == "best_cartpole"
     assert "mean return of" in with_preset.config.preset.expect
     (same,) = (run for run in runs if run.config.agent == with_preset.config.agent)
