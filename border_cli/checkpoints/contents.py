@@ -27,10 +27,9 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from border_cli.checkpoints import store
-from border_cli.core import json_text
 from border_cli.core.errors import first_line
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import Block, RunState, State
+from border_cli.core.state import Block, RunState, State, from_json, to_json
 from border_cli.core.types import Evaluation, ModelInfo
 
 BEST = "best"
@@ -71,8 +70,8 @@ def checkpoint_files(model: ModelDescription, info: ModelInfo, state: RunState) 
     files |= _state_files("actors", state.actors) | _state_files("evaluation", state.evaluation)
     if state.replay is not None:
         files |= _state_files(REPLAY, state.replay)
-    files["loop.json"] = json_text.encode(json_text.finite_or_null(state.loop))
-    files["generators.json"] = json_text.encode(state.generators)
+    files["loop.json"] = to_json(state.loop)
+    files["generators.json"] = to_json(state.generators)
     return files
 
 
@@ -92,7 +91,7 @@ def best_files(
     data = _score_data(score) | {"confirmed": regular is not None}
     if regular is not None:
         data["regular"] = _score_data(regular)
-    return _model_files(model, info) | {"score.json": json_text.encode(json_text.finite_or_null(data))}
+    return _model_files(model, info) | {"score.json": to_json(data)}
 
 
 def _model_files(model: ModelDescription, info: ModelInfo) -> Files:
@@ -104,7 +103,7 @@ def _model_files(model: ModelDescription, info: ModelInfo) -> Files:
         "plugins": list(model.plugins),
         "opt_steps": info.version,
     }
-    return {"model.safetensors": encode_arrays(info.arrays), "model.json": json_text.encode(description)}
+    return {"model.safetensors": encode_arrays(info.arrays), "model.json": to_json(description)}
 
 
 def encode_arrays(arrays: Mapping[str, Array]) -> bytes:
@@ -122,7 +121,7 @@ def block_file(block: Block) -> str:
 def _state_files(part: str, state: State) -> Files:
     files: Files = {
         f"{part}.safetensors": encode_arrays(state.arrays),
-        f"{part}.json": json_text.encode(json_text.finite_or_null(state.values)),
+        f"{part}.json": to_json(state.values),
     }
     return files | {block_file(block): functools.partial(_encode_block, block) for block in state.blocks}
 
@@ -217,7 +216,7 @@ def _state(path: Path, files: Mapping[str, bytes], part: str) -> State:
 def _json(path: Path, files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """The object in a file of the checkpoint. Raises InvalidCheckpointError."""
     try:
-        data = json_text.decode(_content(path, files, name))
+        data = from_json(_content(path, files, name))
     except ValueError as e:
         raise _unreadable(path, name, e) from e
     if not isinstance(data, dict):

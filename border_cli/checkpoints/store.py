@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from border_cli.core import json_text
 from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError, first_line
+from border_cli.core.state import MAX_JSON_BYTES, from_json, to_json
 from border_cli.runtime.files import open_plain
 
 FORMAT_VERSION = 1
@@ -57,11 +57,11 @@ class Manifest:
         return sorted({part_of(name) for name in self.files})
 
     def encode(self) -> bytes:
-        return json_text.encode({"format_version": FORMAT_VERSION, "parts": self.parts, **asdict(self)})
+        return to_json({"format_version": FORMAT_VERSION, "parts": self.parts, **asdict(self)})
 
     @staticmethod
     def decode(text: bytes) -> Manifest:
-        data = json_text.decode(text)
+        data = from_json(text)
         try:
             version, opt_steps, parts = (data[key] for key in ("format_version", "opt_steps", "parts"))
             if version != FORMAT_VERSION:
@@ -317,7 +317,7 @@ def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:
 
 def _manifest(folder: int) -> Manifest:
     with open_plain(MANIFEST_FILE, folder) as file:
-        return Manifest.decode(json_text.read(file))
+        return Manifest.decode(file.read(MAX_JSON_BYTES + 1))
 
 
 def _file(path: Path, folder: int, name: str, entry: FileEntry, by_size: bool = False) -> bytes | None:

@@ -15,7 +15,7 @@ from border_cli.config.convert import nearest
 from border_cli.config.schema import option
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import SCORE
-from border_cli.display.tables import table_text
+from border_cli.display.text import table_text
 from border_cli.report.draw import draw
 from border_cli.report.page import (
     Report,
@@ -48,10 +48,10 @@ class _Settings:
 @command
 def main(argv: Sequence[str]) -> None:
     """The command."""
-    parser = Parser("border-report", _Settings)
+    parser = Parser("border-report", _Settings, overrides=())
     parser.add_argument("--json", action="store_true")
     flags, paths, _ = parser.read_paths(argv)
-    if not parser.answers(flags):
+    if not parser.answers(flags, paths):
         _report(flags, paths)
 
 

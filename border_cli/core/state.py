@@ -1,10 +1,11 @@
-"""State: what a part of a run has to save so that an equal part can continue in another process.
+"""State: what a part of a run has to save so that an equal part can continue in another process; and saved JSON.
 
 Every part gives its state in this one form, and a checkpoint stores this form.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -124,6 +125,43 @@ def _check_value(saved: Any, fresh: Any, where: str) -> None:
         examples = fresh if len(saved) == len(fresh) else [fresh[0]] * len(saved)
         for value, example in zip(saved, examples, strict=True):
             _check_value(value, example, where)
+
+
+MAX_JSON_BYTES = 8 * 2**20
+"""A larger file is not read. No JSON file of a run reaches this size."""
+
+
+def to_json(data: Any) -> bytes:
+    """Plain data as indented UTF-8 text with sorted keys, numbers that are not finite as null."""
+    text = json.dumps(finite_or_null(data), sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False)
+    return f"{text}\n".encode("utf-8", "backslashreplace")  # JSON's escapes for paths that are not UTF-8
+
+
+def from_json(text: bytes) -> Any:
+    """The inverse of `to_json`. Raises ValueError for anything else, such as more than MAX_JSON_BYTES."""
+    if len(text) > MAX_JSON_BYTES:
+        raise ValueError(f"it is larger than {MAX_JSON_BYTES} bytes")
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(data := dict(pairs)) < len(pairs):  # a flipped bit can make two keys equal
+            raise ValueError("it has a key twice")
+        return data
+
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=object_of)
+    except RecursionError as e:
+        raise ValueError("nested too deeply") from e
+
+
+def finite_or_null(data: Any) -> Any:
+    """A copy of plain data in which every number that is not finite is None. Tuples become lists."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: finite_or_null(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite_or_null(value) for value in data]
+    return data
 
 
 def number(value: float | None) -> float:

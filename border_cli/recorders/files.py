@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import ResourceError
-from border_cli.core.json_text import finite_or_null
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import Recorder
+from border_cli.core.state import finite_or_null
 
 METRICS_FILE = "metrics.jsonl"
 CSV_FILE = "metrics.csv"

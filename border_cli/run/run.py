@@ -23,9 +23,8 @@ from border_cli.core.errors import (
 )
 from border_cli.core.progress import RunResult, View
 from border_cli.core.spaces import EnvSpec
-from border_cli.display import banner
 from border_cli.display.output import output
-from border_cli.display.tables import print_end_tables, print_lines
+from border_cli.display.text import banner, named_line, print_end_tables, print_lines, title
 from border_cli.run import build, factories
 from border_cli.run.directory import Launch, log_to, shown, typed
 from border_cli.run.resume import Resumed, describe, unfit
@@ -67,7 +66,7 @@ def train(
     _prepare_process(config)
     with output() as out, _resource_errors():
         console, on_console = Console(), view is None and config.recorder.console != "none"
-        view = view or build.make_view(config, out, console, banner.title(config))
+        view = view or build.make_view(config, out, console, title(config))
         files = RunFiles(config, run_dir, launch, resumed)
         if resumed is None:
             files.start()
@@ -150,20 +149,11 @@ def _announce(
     decided: str,
 ) -> None:
     """Write the banner to the log and to a console, and to the log what is unusual about this machine."""
-
-    def text(width: int) -> str:
-        lines = banner.banner(
-            config,
-            launch.typed,
-            factories.buffer_bytes(config, spec),
-            shown(run_dir),
-            width,
-            resumed="" if resumed is None else describe(config, resumed),
-            decided=decided,
-        )
-        return "\n".join(lines)
-
-    _log.info("%s", "\n".join([text(banner.WIDTH), *factories.described_inputs(config, spec)]))
+    replay_bytes, source = factories.buffer_bytes(config, spec), ""
+    if resumed is not None:
+        source = describe(config, resumed)
+    lines = banner(config, launch.typed, replay_bytes, shown(run_dir), source, decided)
+    _log.info("%s", "\n".join([*map(named_line, lines), *factories.described_inputs(config, spec)]))
     if spec.left_out:
         _log.warning(
             "left out of the observations, because no agent takes it: %s; if the task needs it, a wrapper can turn it into "
@@ -177,9 +167,7 @@ def _announce(
             cpus,
         )
     if console is not None:
-        console.print(
-            text(banner.line_width(console)), markup=False, emoji=False, highlight=False, soft_wrap=True
-        )
+        print_lines(console, *lines)
 
 
 @contextmanager

@@ -24,12 +24,12 @@ from border_cli.config import resources
 from border_cli.config.convert import to_plain
 from border_cli.config.resolve import is_reproducible
 from border_cli.config.schema import TrainConfig
-from border_cli.core import json_text
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, add_note
 from border_cli.core.format import number
 from border_cli.core.progress import RunResult
+from border_cli.core.state import MAX_JSON_BYTES, from_json, to_json
 from border_cli.core.types import Evaluation
-from border_cli.display.advice import advice
+from border_cli.display.views import advice
 from border_cli.run.directory import REPORTED, Launch, typed, write_config
 from border_cli.runtime.files import open_plain, replace_file
 from border_cli.runtime.signals import StopFlag
@@ -50,13 +50,13 @@ _log = logging.getLogger("border_cli")
 
 def write_json(path: Path, data: Any) -> None:
     """Replace `path` by this data, numbers that are not finite as null. Raises OSError; then `path` is as it was."""
-    replace_file(path, json_text.encode(json_text.finite_or_null(data)))
+    replace_file(path, to_json(data))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file. Raises OSError when it cannot be read, ValueError when it is no JSON object."""
     with open_plain(path) as file:
-        data = json_text.decode(json_text.read(file))
+        data = from_json(file.read(MAX_JSON_BYTES + 1))
     if not isinstance(data, dict):
         raise ValueError(f"{path} does not contain an object")
     return data

@@ -313,6 +313,8 @@ def _ring_layout(columns: tuple[Column, ...], capacity: int) -> tuple[int, list[
 
 # -- models from the learner to every actor ------------------------------
 
+TRIES = 3
+
 
 def model_layout(model: ModelInfo) -> tuple[Column, ...]:
     """Names, shapes and dtypes of a model's arrays, in their order."""
@@ -345,7 +347,8 @@ class ModelChannel:
     Raises:
         ResourceError: if there is no memory.
 
-    `seen` is the number of the publication that this reader has.
+    `seen` is the number of the publication that this reader has. `polls` and `torn` count the copies of this process,
+    and those that the writer overtook.
     """
 
     def __init__(
@@ -366,7 +369,7 @@ class ModelChannel:
             for before, after, data in offsets
         ]
         self._fitting: dict[str, Array] | None = None  # arrays of the last publication, known to fit
-        self.seen = 0
+        self.seen = self.polls = self.torn = 0
         self.close = self._block.close
 
     def __reduce__(self) -> tuple[Callable[..., ModelChannel], tuple[Any, ...]]:
@@ -403,14 +406,16 @@ class ModelChannel:
 
         After three copies that the writer overtook it is None as well: the reader keeps what it has.
         """
-        for _ in range(3):
+        for _ in range(TRIES):
             number = self.publications
             if number == self.seen:
                 return None
+            self.polls += 1
             model = self._try_copy(number)
             if model is not None:
                 self.seen = number
                 return model
+            self.torn += 1
         return None
 
     def take(self, number: int) -> ModelInfo:

@@ -1,0 +1,139 @@
+"""Search spaces in Hydra's syntax, such as `agent.lr='tag(log,interval(1e-4,3e-3))'`, as distributions of Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import (
+    FloatRange,
+    Glob,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+    Transformer,
+)
+
+from border_cli.cli.overrides import parse_overrides
+from border_cli.config.convert import load, nearest
+from border_cli.config.presets import conf_dir
+from border_cli.core.errors import UsageError
+from border_cli.sweeps.study import import_optuna, value_text
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is tuned, and what is not.
+
+    fixed: overrides with one value, as they are typed, without the seed · seed: that of the first run ·
+    distributions: by key · elements: by key, how it is typed, such as `++agent.lr`.
+    """
+
+    fixed: list[str]
+    seed: int
+    distributions: dict[str, Any]
+    elements: dict[str, str]
+
+    def values(self, share: float) -> dict[str, str]:
+        """One value of each key: the lowest or the first for 0, the highest or the last for 1, or one in between."""
+        values = {}
+        for key, distribution in self.distributions.items():
+            if hasattr(distribution, "choices"):
+                values[key] = str(distribution.choices[round(share * (len(distribution.choices) - 1))])
+            else:
+                value = distribution.low + share * (distribution.high - distribution.low)
+                values[key] = value_text(
+                    value if isinstance(distribution.low, float) else round(value), distribution
+                )
+        return values
+
+    def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:
+        """The overrides of one run, in the order of the search space: jobs are known by their overrides."""
+        tuned = [f"{element}={params[key]}" for key, element in self.elements.items() if key in params]
+        return [*self.fixed, *tuned, f"++seed={self.seed + more_seed}"]
+
+
+def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str]]) -> Space:
+    """Read the search space from overrides. Raises UsageError if a key cannot be tuned, or if there is nothing to tune.
+
+    defaults: reads the search space to use if none was typed; keys that were typed are left out of it.
+    """
+    optuna = import_optuna()
+    typed = parse_overrides(arguments)
+    names = {override.key_or_group for override in typed}
+    added = []
+    if not any(override.is_sweep_override() and override.key_or_group != "seed" for override in typed):
+        added = [f"++{key}={value}" for key, value in defaults().items() if key not in names]
+    fixed, seed = list[str](), 0
+    distributions, elements = dict[str, Any](), dict[str, str]()
+    for override in [*typed, *parse_overrides(added)]:
+        key, element = override.key_or_group, override.get_key_element()
+        if key == "seed":
+            if override.is_sweep_override():
+                raise UsageError(
+                    "seed has several values, and a tuning has its own",
+                    allowed="hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>",
+                )
+            seed = override.value()
+            if not isinstance(seed, int) or isinstance(seed, bool):
+                raise UsageError(
+                    f"seed={seed}: not allowed in a tuning", allowed="a whole number, the first seed"
+                )
+        elif key in ("env", "env.id", "env.entry_point") and override.is_sweep_override():
+            raise UsageError(
+                f"{key} has several values, and their scores cannot be compared",
+                allowed="a tuning for each environment",
+            )
+        elif override.is_sweep_override():
+            distributions[key] = _distribution(override, optuna.distributions)
+            elements[key] = element
+        else:
+            fixed.append(str(override.input_line))
+    if not distributions:
+        raise UsageError(
+            "there is nothing to tune",
+            allowed="agent.lr='tag(log,interval(1e-4,3e-3))', agent.batch_size='choice(64,128)'",
+        )
+    return Space(fixed, seed, distributions, elements)
+
+
+def default_space(name: str) -> dict[str, str]:
+    """The search space of an agent, or of a file; `base` names one that it adds to. Raises UsageError for none."""
+    path = Path(name) if name.endswith(".yaml") else conf_dir() / "space" / f"{name}.yaml"
+    if not path.is_file():
+        options = sorted(file.stem for file in (conf_dir() / "space").glob("*.yaml"))
+        raise UsageError(
+            f"there is no search space for {name!r}, and none was typed",
+            nearest=(match := nearest(name, options)) and f"hydra.sweeper.space={match}",
+            allowed=f"agent.lr='interval(1e-4,1e-3)', or hydra.sweeper.space={'|'.join(options)}|<file>.yaml",
+        )
+    values: dict[str, Any] = load(path)
+    base = values.pop("base", None)
+    space = {str(key): str(value) for key, value in values.items()}
+    return space if base is None else default_space(str(base)) | space
+
+
+def _distribution(override: Override, distributions: Any) -> Any:
+    value: Any = override.value()
+    is_log = "log" in getattr(value, "tags", ())
+    try:
+        if isinstance(value, IntervalSweep):
+            if isinstance(value.start, int) and isinstance(value.end, int):
+                return distributions.IntDistribution(value.start, value.end, log=is_log)
+            return distributions.FloatDistribution(value.start, value.end, log=is_log)
+        if isinstance(value, RangeSweep):
+            points = value.range()
+            if not any(True for _ in points):
+                raise ValueError("the range is empty")
+            if isinstance(points, FloatRange):
+                return distributions.FloatDistribution(value.start, max(points), log=is_log, step=value.step)
+            return distributions.IntDistribution(points.start, points[-1], log=is_log, step=points.step)
+        if isinstance(value, Glob):
+            raise ValueError("a glob is not a search space")
+        return distributions.CategoricalDistribution(list(override.sweep_iterator(Transformer.str)))
+    except ValueError as e:
+        raise UsageError(
+            f"{str(override.input_line).lstrip('+')}: {str(e).splitlines()[0]}\nallowed: interval(…), range(…), choice(…)"
+        ) from e
