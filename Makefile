@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # with it each process that a test starts would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install dev train eval test check test-full test-extras test-gpu bench peers same-bits results readme conf screen clean
+.PHONY: install dev train eval test check test-full test-extras test-gpu bench peers same-bits results readme screen clean
 
 install: $(VENV)/.stamp
 
@@ -82,10 +82,6 @@ results: dev
 # readme: the table of agents and environments in README.md, and that of docs/metrics.md
 readme: dev
 	$(BIN)/python -m bench.readme_table
-
-# conf: the files of conf/ that list every key, from the schema
-conf: dev
-	$(BIN)/python -m bench.conf_files
 
 # screen: a short real run, and its screen as docs/screen.svg
 screen: dev

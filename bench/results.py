@@ -128,8 +128,7 @@ def row_hash(row: Row) -> str:
 
 def config_hash(args: list[str]) -> str:
     """Return the hash of the resolved configuration of these arguments, without keys that do not affect learning."""
-    with Composer(parse_overrides(args)) as composer:
-        config = composer.compose().config
+    config = Composer(parse_overrides(args)).compose().config
     kept = {name: value for name, value in to_plain(config).items() if name not in _UNLIKE}
     kept["env"].pop("type")
     for key, reason, _ in unused(config):  # so that a new switch that is off does not change the hash

@@ -109,7 +109,7 @@ def tuned(folder: Path, env: str, trials: int, seed: int, *words: str) -> tuple[
     """Tune. Returns the values of the best trial, and the opt steps of all."""
     counted = (f"hydra.sweeper.n_trials={trials}", f"hydra.sweeper.seed={seed}")
     sweep(folder, env, [f"seed={1000 * seed}", *TASKS[env].space, *TUNING, *counted, *words])
-    (preset,) = folder.glob("best_*.yaml")
+    (preset,) = folder.glob("preset/best_*.yaml")
     _, _, values = load(preset)["preset"]["source"].partition(": ")  # "…, trial 3: agent.lr=0.001 …"
     jobs = {line["number"]: line for line in read_jsonl(folder / "sweep.jsonl") if "number" in line}
     return dict(word.split("=") for word in values.split()), sum(

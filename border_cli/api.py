@@ -24,14 +24,11 @@ def compose(*overrides: str, config_dir: str | None = None) -> TrainConfig:
         UsageError: an override is refused.
     """
     from border_cli.cli.compose import Composer
-    from border_cli.cli.overrides import parse_overrides, typed_names
+    from border_cli.cli.overrides import parse_overrides
     from border_cli.config import registry
 
-    parsed = parse_overrides(overrides)
     registry.import_installed_plugins()
-    registry.import_plugins(typed_names(parsed).get("plugins", ()))
-    with Composer(parsed, config_dir) as composer:
-        return composer.compose().config
+    return Composer(parse_overrides(overrides), config_dir).compose().config
 
 
 def train_async(

@@ -15,9 +15,7 @@ from omegaconf import DictConfig
 
 
 class BorderLauncher(Launcher):
-    """Runs each batch of jobs that a sweeper asks for. The task is a `border_cli.cli.sweep.SweepRun`, which reads the
-    settings of the launcher itself.
-    """
+    """Hands each batch of jobs that a sweeper asks for to the task, a `border_cli.cli.sweep_run.SweepRun`."""
 
     def __init__(self, **_settings: Any) -> None:
         self._run: Any = None
@@ -26,7 +24,7 @@ class BorderLauncher(Launcher):
         self._run = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        jobs = self._run.launch(job_overrides, initial_job_idx)
+        jobs = self._run.launch(job_overrides)
         return [
             JobReturn(overrides=list(job.overrides), status=JobStatus.COMPLETED, _return_value=score)
             for job, score in jobs

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from border_cli.runtime import forkserver
+from tests import warm
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.amounts import FULL, SEED
 from tests.faults.processes import nothing_left
@@ -20,6 +21,8 @@ from tests.trained import make_stored_run
 # Workers with one torch thread per core wait for each other, which makes small operations a hundred times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _SHOWS_A_ROW = re.compile(r"test_[a-j]\d+_")
+if not FULL:
+    forkserver._start_server = warm.fork_server
 collect_ignore_glob = [] if sys.platform == "linux" else ["faults/test_*.py"]  # these tests read /proc
 
 

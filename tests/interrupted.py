@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +16,9 @@ import border_cli.agents.dqn.agent  # noqa: F401 - declares its metrics
 from border_cli.cli.train import main
 from border_cli.core.metrics import METRICS
 from border_cli.training.ratio_limiter import RatioLimiter
-from tests.faults.processes import ROOT, START_S, assert_session_ends
+from tests.faults.processes import START_S, assert_session_ends
 from tests.real_runs import Run, tiny
+from tests.warm import CommandProcess
 
 
 @contextmanager
@@ -97,19 +96,14 @@ def assert_same_bits(one: Run, other: Run) -> None:
 
 def run_killed(folder: Path, *args: str, at: int) -> Run:
     """Train a run in its own process, which SIGKILL ends after opt step `at`, and wait for the end of its children."""
-    program = "import json, sys; from tests.interrupted import be_killed; be_killed(*json.loads(sys.argv[1]))"
-    arguments = json.dumps([[*tiny(*args), f"hydra.run.dir='{folder}'"], at])
-    with subprocess.Popen(
-        [sys.executable, "-c", program, arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    ) as process:
+    words = [*tiny(*args), f"hydra.run.dir='{folder}'"]
+    with CommandProcess("tests.interrupted:be_killed", str(at), *words) as process:
         assert process.wait(START_S) == -signal.SIGKILL
     assert_session_ends(process.pid)
     return Run(folder)
 
 
-def be_killed(args: list[str], at: int) -> None:
+def be_killed() -> None:
     """Entry point of the process of `run_killed`."""
-    with signal_at(at, signal.SIGKILL):
-        main(args)
+    with signal_at(int(sys.argv[1]), signal.SIGKILL):
+        main(sys.argv[2:])

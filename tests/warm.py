@@ -1,8 +1,8 @@
 """Starts commands from a warm process, which has imported torch, Hydra and border_cli once and forks for each of them.
 
 A forked command behaves as a started one: it leads a session, has the default handlers of signals, its own environment,
-folder and streams, and calls the entry point of the command. Its fork server is forked as well. TEST_FULL=1 starts every
-command anew.
+folder and streams, and calls the entry point of the command. Its fork server is forked as well, and so is that of the
+tests' own process. TEST_FULL=1 starts every command anew.
 """
 
 from __future__ import annotations
@@ -42,14 +42,20 @@ _IMPORTED = (
 )
 _MOST_BYTES = 1 << 18
 _NULL = subprocess.DEVNULL
+_FORK_SERVER = "a fork server"
+START_SERVER = forkserver._start_server
+"""Starts the fork server anew."""
 
 
 @dataclass(frozen=True)
 class _Request:
+    """entry: "module:function", or _FORK_SERVER for a client at the third descriptor · closed: streams to close."""
+
     entry: str
     argv: list[str]
     folder: str
     environment: dict[str, str]
+    closed: tuple[int, ...] = ()
 
 
 class CommandProcess:
@@ -59,7 +65,8 @@ class CommandProcess:
         command: "border-train", "border-eval" …, or "module:function", which reads sys.argv.
         args: of the command.
         folder: where it runs; the current one by default.
-        stdin, stdout, stderr: as `subprocess.Popen` has them, without PIPE; by default nothing.
+        stdin, stdout, stderr: files or descriptors; by default /dev/null.
+        closed: numbers of streams that are closed.
         variables: of the environment, besides those of this process.
         before: a command line that runs the command, such as `nice`. It is then started anew.
         warm: whether it is forked.
@@ -74,6 +81,7 @@ class CommandProcess:
         stdout: Any = _NULL,
         stderr: Any = _NULL,
         variables: Mapping[str, str] | None = None,
+        closed: tuple[int, ...] = (),
         before: Sequence[str] = (),
         warm: bool = not FULL,
     ) -> None:
@@ -95,17 +103,14 @@ class CommandProcess:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are no other threads here
+                preexec_fn=lambda: _as_from_a_terminal(closed),  # noqa: PLW1509 - there are no other threads here
             )
             self.pid = self._process.pid
             return
-        request = _Request(entry, [command, *args], str((folder or Path()).absolute()), environment)
-        self._status, theirs = os.pipe()
+        request = _Request(entry, [command, *args], str((folder or Path()).absolute()), environment, closed)
         with contextlib.ExitStack() as stack:
-            stack.callback(os.close, theirs)
             streams = [_descriptor(stream, stack) for stream in (stdin, stdout, stderr)]
-            socket.send_fds(_warm_process(), [pickle.dumps(request)], [*streams, theirs])
-        self.pid = int.from_bytes(os.read(self._status, 8), "little")
+            self.pid, self._status = _forked(request, streams)
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
@@ -167,9 +172,41 @@ def warm_pid() -> int | None:
     return None if _warm is None else _warm[1].pid
 
 
-def _as_from_a_terminal() -> None:
+def fork_server() -> forkserver._Link:
+    """Fork the fork server of this process: in place of `forkserver._start_server`."""
+    ours, theirs = socket.socketpair()
+    with theirs, Path(os.devnull).open("r+b") as null:
+        request = _Request(_FORK_SERVER, [], "/", os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+        pid, status = _forked(request, [null.fileno(), null.fileno(), theirs.fileno()])
+        os.close(status)
+    ours.setblocking(False)
+    forkserver._link = forkserver._Link(ours, _ForkedServer(pid))  # type: ignore[arg-type]
+    return forkserver._link
+
+
+@dataclass
+class _ForkedServer:
+    """What `forkserver.end_forkserver` needs of a process, which need not be a child of this one."""
+
+    pid: int
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            with contextlib.suppress(ProcessLookupError), os.fdopen(os.pidfd_open(self.pid)) as process:
+                select.select([process], [], [])
+
+
+def _as_from_a_terminal(closed: Sequence[int] = ()) -> None:
     """Restore the default handler of SIGINT, which background jobs of a shell, such as these tests, ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for stream in closed:
+        os.close(stream)
 
 
 def _descriptor(stream: Any, stack: contextlib.ExitStack) -> int:
@@ -205,6 +242,16 @@ def _end_warm_process() -> None:
     assert _warm is not None
     _warm[0].close()
     _warm[1].wait()
+
+
+def _forked(request: _Request, streams: Sequence[int]) -> tuple[int, int]:
+    """The id of a new process, and the descriptor from which its exit code can be read."""
+    status, theirs = os.pipe()
+    try:
+        socket.send_fds(_warm_process(), [pickle.dumps(request)], [*streams, theirs])
+    finally:
+        os.close(theirs)
+    return int.from_bytes(os.read(status, 8), "little"), status
 
 
 # -- the warm process ------------------------------------------------------------------
@@ -257,13 +304,18 @@ def _report_ends(running: dict[int, int]) -> None:
 
 
 def _become_command(request: _Request, streams: Sequence[int]) -> NoReturn:
-    os.setsid()
+    if request.entry != _FORK_SERVER:
+        os.setsid()
     _keep_only(streams)
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
     folders = request.environment["PYTHONPATH"].split(os.pathsep)
     sys.path[:] = dict.fromkeys([*folders, *filter(None, sys.path)])
+    if request.entry == _FORK_SERVER:
+        _become_server(2)
+    for stream in request.closed:
+        os.close(stream)
     sys.argv = request.argv
     forkserver._start_server = _fork_server
     module, name = request.entry.split(":")
@@ -276,26 +328,17 @@ def _fork_server() -> forkserver._Link:
     with blocked(), theirs:
         pid = os.fork()
         if pid == 0:
-            null = os.open(os.devnull, os.O_RDWR)
-            _keep_only([null, null, 2, theirs.detach()])
-            os.environ.update(forkserver.CHILD_ENVIRONMENT)
-            forkserver_process.serve(3)
+            _become_server(theirs.detach())
     ours.setblocking(False)
     forkserver._link = forkserver._Link(ours, _ForkedServer(pid))  # type: ignore[arg-type]
     return forkserver._link
 
 
-@dataclass
-class _ForkedServer:
-    """What `forkserver.end_forkserver` needs of a process."""
-
-    pid: int
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> None:
-        os.waitpid(self.pid, 0)
+def _become_server(client: int) -> NoReturn:
+    null = os.open(os.devnull, os.O_RDWR)
+    _keep_only([null, null, 2 if client != 2 else null, client])
+    os.environ.update(forkserver.CHILD_ENVIRONMENT)
+    forkserver_process.serve(3)
 
 
 def _keep_only(descriptors: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec, ActorState, ActorStatus, Rounds, model_number
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.state import State, check_like, joined, section
-from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes, count_transitions
+from border_cli.core.types import Chunk, Items, ModelInfo, count_transitions
 from border_cli.runtime import seeding
 from border_cli.runtime.transport import ModelChannel, Ring
 from border_cli.runtime.worker import Ready
@@ -29,13 +29,6 @@ _BEAT_S = 0.25
 """Time between two heartbeats of an actor that waits [s]."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Message to the learner: the actor has handed over everything and exits as asked."""
-
-    stat: ActorStat
 
 
 @dataclass(frozen=True)
@@ -99,9 +92,8 @@ class Actor:
         self._pending = 0  # env steps that were taken and not handed over yet
         self._began_ns = 0  # when the first of them began
         self._sequence = 0  # of the next chunk
-        self._episodes = 0
 
-    def run(self) -> ActorStat:
+    def run(self) -> None:
         """Act until the learner asks to stop. Everything taken is handed over by then."""
         status = self._status
         status.state = ActorState.ACTING
@@ -125,21 +117,6 @@ class Actor:
                 self._sync(model)
         status.state = ActorState.STOPPING
         self._hand_over()
-        return self.stat()
-
-    def stat(self) -> ActorStat:
-        first = self._status.first_step_ns
-        return ActorStat(
-            actor=self.id.actor,
-            incarnation=self.id.incarnation,
-            env_steps=self.env_steps,
-            episodes=self._episodes,
-            seconds=(monotonic_ns() - first) / 1e9 if first else 0.0,
-            blocked_seconds=self._status.blocked_ns / 1e9,
-            dropped=self._sampler.dropped,
-            state=ActorState.DONE.label,
-            exact=self.exact,
-        )
 
     def _step(self, env_ix: list[int], global_env_steps: int) -> None:
         if not self._status.first_step_ns:
@@ -160,11 +137,11 @@ class Actor:
         then empties the rings until every actor has left.
         """
         processor = self._sampler.processor
+        self._status.dropped = self._sampler.dropped
         while self._pending:
             items = processor.take(
                 self._wait(partial(self._ring.reserve, processor.n_rows), ActorState.WAITING_FOR_ROOM)
             )
-            self._episodes += count_episodes(items)
             env_steps = self._part_steps(items) if processor.n_rows else self._pending
             actor, incarnation = self.id.actor, self.id.incarnation
             self._ring.push(Chunk(actor, incarnation, self._sequence, env_steps, self._version, items))
@@ -209,8 +186,7 @@ class LockstepActor(Actor):
         """Reset the environments, or continue from a saved state. Raises ValueError if it does not fit."""
         if state is not None:
             check_like(saved := section(state, "own"), self._own_state(), f"actor {self.id.actor}")
-            self._round, self.env_steps = saved.values["round"], saved.values["env_steps"]
-            self._episodes = saved.values["episodes"]
+            self._round = saved.values["round"]
         # Without the state of its sampler, the run failed in the middle of a round.
         if state is None or "sampler" not in state.values:
             self._sampler.begin()
@@ -219,7 +195,7 @@ class LockstepActor(Actor):
         self._sampler.begin_from(section(state, "sampler"))
         self.exact = self._sampler.exact
 
-    def run(self) -> ActorStat:
+    def run(self) -> None:
         self._status.state = ActorState.ACTING
         while self._wait_for_model():
             per_env = self._rounds.env_steps(self._round, self.id.actor)
@@ -235,7 +211,6 @@ class LockstepActor(Actor):
                 self._hand_over()  # the rows of a round leave together
             self._round += 1
         self._status.state = ActorState.STOPPING
-        return self.stat()
 
     def _part_steps(self, items: Items) -> int:
         return 0  # the learner takes a round as a whole, with its last part
@@ -246,8 +221,7 @@ class LockstepActor(Actor):
         return joined({"own": self._own_state(), "policy": policy, "sampler": self._sampler.state()})
 
     def _own_state(self) -> State:
-        values = {"round": self._round, "env_steps": self.env_steps, "episodes": self._episodes}
-        return State({}, {**values, "incarnation": self.id.incarnation})
+        return State({}, {"round": self._round, "incarnation": self.id.incarnation})
 
     def _wait_for_model(self) -> bool:
         """Hold the model that is due in this round. False once the learner asks to stop."""
@@ -282,8 +256,8 @@ def run_actor(
     """One incarnation of an actor, from making its environments to closing them.
 
     Args:
-        send: gets `Ready` once the environments are reset and the first model is held, and `Finished` before the
-            environments are closed, which may take long.
+        status: its state is DONE once everything is handed over; closing the environments may then take long.
+        send: gets `Ready` once the environments are reset and the first model is held.
         state_wanted: in lockstep, whether the learner asks for the actor's state; `send` then gets `SentState`.
         state: in lockstep, the saved state to continue from.
     """
@@ -299,8 +273,6 @@ def run_actor(
         model = wait_until(first_model, ActorState.WAITING_FOR_MODEL, status)
         if isinstance(model, bool):  # the run was stopped before there was a model
             status.state = ActorState.DONE
-            done = ActorState.DONE.label
-            send(Finished(ActorStat(actor_id.actor, actor_id.incarnation, actor_id.env_steps, state=done)))
             return
         policy.sync_model(model)
         policy.train()
@@ -319,6 +291,5 @@ def run_actor(
             actor = LockstepActor(actor_id, sampler, policy, *parts)
             actor.begin(state)
         send(Ready(actor.exact))
-        stat = actor.run()
+        actor.run()
         status.state = ActorState.DONE
-        send(Finished(stat))

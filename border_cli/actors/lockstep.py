@@ -130,20 +130,23 @@ class LockstepSource:
         return State(arrays, values)
 
     def _resumed(self, actor: int, state: State | None) -> tuple[ActorStat, State | None]:
+        """Counts and state that an actor begins with."""
         if state is None:
             return ActorStat(actor), None
         # Without a state of its own, the actor starts with the next round, whose number gives new seeds.
-        env_steps, episodes = self._inserted[actor].tolist()
-        counts = {"round": self._next, "env_steps": env_steps, "episodes": episodes}
-        counts["incarnation"] = self._next + 1
-        saved = joined({"own": State({}, counts)})
+        values = {"round": self._next, "incarnation": self._next + 1}
+        saved = joined({"own": State({}, values)})
         if f"actor{actor}" in state.values:
             saved = section(state, f"actor{actor}")
-            check_like(section(saved, "own"), State({}, counts), f"actor {actor}")
-            counts = section(saved, "own").values
-            if counts["round"] != self._rounds.first:  # it would wait forever
-                raise IncompatibleStateError(f"actor {actor} is in round {counts['round']}")
-        return resumed_stat(actor, counts), saved
+            check_like(section(saved, "own"), State({}, values), f"actor {actor}")
+            values = section(saved, "own").values
+            if values["round"] != self._rounds.first:  # it would wait forever
+                raise IncompatibleStateError(f"actor {actor} is in round {values['round']}")
+        env_steps, episodes = self._inserted[actor].tolist()
+        for chunk in self._complete[actor]:
+            env_steps += chunk.env_steps
+            episodes += count_episodes(chunk.items)
+        return resumed_stat(actor, values["incarnation"], env_steps, episodes), saved
 
     def _load(self, state: State) -> int:
         """Load the rounds. Returns the number of publications before the one that the actors start with.

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from border_cli.actors.lockstep import LockstepSource
-from border_cli.actors.process import ActorHandle, Link, Shared, resumed_stat
+from border_cli.actors.process import ActorHandle, Link, resumed_stat
 from border_cli.actors.spec import ActorSpec, StatusBlock
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, first_line
@@ -23,7 +23,6 @@ from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.files import run_all
 from border_cli.runtime.supervised import Condition, Limits, Loss
-from border_cli.runtime.transport import ModelChannel, ring_rows
 
 _START_POLL_S = 0.1
 _STOP_POLL_S = 0.01
@@ -68,8 +67,7 @@ class ActorManager:
     link: Link = field(default_factory=Link)
 
     def __post_init__(self) -> None:
-        self._status = StatusBlock(self.n_actors)
-        self._models: ModelChannel | None = None
+        self.status = StatusBlock(self.n_actors)
         self.actors: list[ActorHandle] = []
         self._poll_due = Deadline(0.0)
         self._known_exceptions: set[int] = set()
@@ -96,15 +94,13 @@ class ActorManager:
         Returns when each actor holds the model or has been lost once, or when the run was asked to stop. Raises
         ActorLostError if none starts or too few are left, ResourceError; no process is left then.
         """
-        c, n = self.config, self.n_actors
-        self._models = self.link.open_models(model, self.spec.rounds is not None, published)
-        self._models.publish(model)
-        limits = Limits(**{field.name: getattr(c, field.name) for field in fields(Limits)})
-        rows = ring_rows(self.spec.credit, self.spec.n_envs, self.columns)
-        shared = Shared(self.spec, self.columns, rows, n, self._status, self._models, self.link)
-        self.actors = [self.link.handle_class(i, shared, limits, *one) for i, one in enumerate(actors)]
+        self.link.open(self.spec, self.columns, self.status, self.n_actors, model, published)
+        limits = Limits(**{field.name: getattr(self.config, field.name) for field in fields(Limits)})
+        self.actors = [
+            self.link.handle_class(actor, self.link, limits, *begin) for actor, begin in enumerate(actors)
+        ]
         try:
-            for group in [[actor] for actor in self.actors] if c.serial_init else [self.actors]:
+            for group in [[actor] for actor in self.actors] if self.config.serial_init else [self.actors]:
                 for actor in group:
                     if not self.should_stop():
                         actor.start()
@@ -145,28 +141,26 @@ class ActorManager:
         return [actor.present() for actor in self.actors]
 
     def grant(self, credits: Sequence[int]) -> None:
-        self._status.grant(credits)
+        self.status.grant(credits)
 
     def announce(self, env_steps: int) -> None:
-        self._status.announce(env_steps)
+        self.status.announce(env_steps)
 
     def publish(self, model: ModelInfo) -> None:
-        """Make this model the newest. Raises RuntimeError before `start`."""
-        if self._models is None:
-            raise RuntimeError("publish before start")
-        self._models.publish(model)
+        """Make this model the newest."""
+        self.link.models.publish(model)
 
     def stats(self) -> list[ActorStat]:
         return [actor.stat() for actor in self.actors]
 
     @property
     def publications(self) -> int:
-        """Number of the newest model, 0 before the first."""
-        return 0 if self._models is None else self._models.publications
+        """Number of the newest model, 0 before `begin`."""
+        return self.link.models.publications if self.actors else 0
 
     def wake(self) -> None:
         """Wake every actor that waits."""
-        self._status.wake()
+        self.status.wake()
 
     def stop(self) -> list[ActorStat]:
         """Ask every actor to stop, kill those that have not after stop_timeout_s, and release everything.
@@ -175,9 +169,9 @@ class ActorManager:
         """
         if not self.stopped:
             self.stopped = True
-            self._status.request_stop()
+            self.status.request_stop()
             ends = [actor.end for actor in self.actors]
-            run_all([self._wait_for_exits, *ends, self._report_late_failures, self._release, self.link.close])
+            run_all([self._wait_for_exits, *ends, self._release, self.link.close])
         return self.stats()
 
     def _enough_started(self, group: Sequence[ActorHandle]) -> bool:
@@ -222,12 +216,6 @@ class ActorManager:
             what += f": restart {loss.restart} of {c.restarts} in {loss.delay_s:g} s"
         self._report(cause, what)
 
-    def _report_late_failures(self) -> None:
-        """Report the actors that failed while the run was stopping, which no loss reports."""
-        for actor in self.actors:
-            if (cause := actor.late_failure) is not None:
-                self._report(cause, f"{first_line(cause)}, while the run was stopping")
-
     def _report(self, cause: ActorLostError, what: str) -> None:
         _logger.warning("%s", what)
         if cause.details and self._is_new(cause):
@@ -260,9 +248,7 @@ class ActorManager:
 
     def _release(self) -> None:
         self._lost = self._first_cause = None  # their tracebacks refer to this object, which holds the memory
-        self._status.close()
-        if self._models is not None:
-            self._models.close()
+        self.status.close()
 
 
 _COUNTS = ("incarnation", "env_steps", "episodes")
@@ -275,4 +261,4 @@ def _resumed(actor: int, saved: Mapping[str, Any]) -> ActorStat:
         return ActorStat(actor)
     counts = saved[str(actor)]
     check_like(State({}, counts), State({}, dict.fromkeys(_COUNTS, 0)), f"actor {actor}")
-    return resumed_stat(actor, counts | {"incarnation": counts["incarnation"] + 1})
+    return resumed_stat(actor, counts["incarnation"] + 1, counts["env_steps"], counts["episodes"])

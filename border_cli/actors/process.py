@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from selectors import EVENT_READ, DefaultSelector
-from typing import Protocol
 
-from border_cli.actors.actor import Finished, SentState, run_actor
+from border_cli.actors.actor import SentState, run_actor
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
 from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
 from border_cli.runtime.child import Child
 from border_cli.runtime.supervised import Condition, Limits, Loss, SupervisedProcess
-from border_cli.runtime.transport import ModelChannel, Ring, model_layout
+from border_cli.runtime.transport import ModelChannel, Ring, model_layout, ring_rows
 from border_cli.runtime.worker import Ready, Reporter
 
 
@@ -44,30 +44,11 @@ def actor_main(
     run_actor(spec, actor_id, models, ring, status, reporter.send, state_wanted, state)
 
 
-class ChunkSource(Protocol):
-    """The learner's end of one actor's chunks."""
-
-    def pop_all(self) -> list[Chunk]:
-        """All new chunks, oldest first. Their arrays are valid until the next call."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What all actors of a run have in common."""
-
-    spec: ActorSpec
-    columns: tuple[Column, ...]
-    ring_rows: int
-    n_actors: int
-    status: StatusBlock
-    models: ModelChannel
-    link: Link
-
-
 class ActorHandle(SupervisedProcess):
     """The learner's handle of one actor, over all of its incarnations.
 
     Args:
+        link: has what all actors of the run have in common.
         counts: what earlier launches of a resumed run have counted.
         state: in lockstep, the saved state that the first incarnation continues from.
 
@@ -80,7 +61,7 @@ class ActorHandle(SupervisedProcess):
     def __init__(
         self,
         actor: int,
-        shared: Shared,
+        link: Link,
         limits: Limits,
         counts: ActorStat | None = None,
         state: State | None = None,
@@ -88,43 +69,42 @@ class ActorHandle(SupervisedProcess):
         super().__init__(f"actor {actor}", limits)
         self.actor = actor
         self.sent_state: State | None = None
-        self._shared = shared
-        self._status = shared.status[actor]
+        self._link = link
+        self._status = link.status[actor]
         self._counts = counts or ActorStat(actor)
         self._state = state
-        self._earlier_episodes = 0
-        self._arriving: ChunkSource | None = None
+        self._pop_all: Callable[[], list[Chunk]] = list  # chunks that have arrived since the last call
         self._last_chunks: list[Chunk] = []  # of a process that has ended, not collected yet
         self._holds_rows = False  # whether the last `collect` returned some, which the next one gives back
         self._sequence = 0  # of the next chunk
-        self._final: ActorStat | None = None
+        self._final: ActorStat | None = None  # once there is no process
         self._absence_reported = False
 
     def _spawn(self) -> Child:
-        shared, counts = self._shared, self._counts
+        counts, status = self._counts, self._status
         if self.losses:
             counts.incarnation += 1
             counts.restarts += 1
         self._final = None
-        # An actor that continues from a state includes these in its own count.
-        self._earlier_episodes = counts.episodes if self._state is None else 0
-        self._status.state = ActorState.STARTING
+        status.state, status.dropped = ActorState.STARTING, 0
         # No credit beyond what was used: the rest of the last incarnation's may have been given to others.
-        self._status.credit = counts.env_steps
+        status.credit = counts.env_steps
         self._sequence = 0
+        link = self._link
         child = self._make(
-            shared.spec.actor_id(self.actor, counts.incarnation, shared.n_actors, counts.env_steps)
+            link.spec.actor_id(self.actor, counts.incarnation, link.n_actors, counts.env_steps)
         )
         for descriptor in child.descriptors:
-            shared.link.selector.register(descriptor, EVENT_READ, self)
+            link.selector.register(descriptor, EVENT_READ, self)
         return child
 
     def _make(self, actor_id: ActorId) -> Child:
         """Start what runs this incarnation. Raises ResourceError."""
-        shared = self._shared
-        self._arriving = ring = Ring(shared.columns, shared.ring_rows)
+        link = self._link
+        ring = Ring(link.columns, link.ring_rows)
+        self._pop_all = ring.pop_all
         try:
-            args = (ring, shared.models, self._status, shared.spec, actor_id, self._state)
+            args = (ring, link.models, self._status, link.spec, actor_id, self._state)
             return Child(self.name, actor_main, args)
         finally:
             ring.close()
@@ -149,13 +129,6 @@ class ActorHandle(SupervisedProcess):
             self._absent, self._absence_reported = True, False
         return loss
 
-    @property
-    def late_failure(self) -> ActorLostError | None:
-        """Why it failed, if that was after the last `supervise`, and not because of the state that it was given."""
-        late = self.condition is Condition.EXITING and self.stat().state in ("failed", "lost")
-        unfit = self._failed is not None and self._failed.incompatible
-        return self._cause if late and not unfit else None
-
     def present(self) -> bool:
         """Whether it can act. Each absence is reported at least once, however short it was."""
         if self._absence_reported and self.condition is Condition.READY:
@@ -169,7 +142,7 @@ class ActorHandle(SupervisedProcess):
         Raises RuntimeError if a chunk is missing or comes twice.
         """
         chunks, self._last_chunks = self._last_chunks, []
-        arrived = [] if self._arriving is None else self._arriving.pop_all()
+        arrived = self._pop_all()
         if self._holds_rows:
             self._status.changed.set()  # there is room in the ring again
         for chunk in arrived:
@@ -183,20 +156,24 @@ class ActorHandle(SupervisedProcess):
         return chunks
 
     def stat(self) -> ActorStat:
-        """What it did: as it reported when it stopped as asked, until then by what has arrived."""
+        """What has arrived of it, and how it is."""
         if self._final is not None:
             return replace(self._final)
-        first, state = self._status.first_step_ns, self.doing
-        if self._failed is not None:
+        status, state = self._status, self.doing
+        if status.state is ActorState.DONE:
+            pass  # its environments may have failed to close since
+        elif self._failed is not None:
             state = "failed"
         elif self._killed:
             state = "killed"
         elif self._child is not None and self._child.exited():
             state = "lost"
+        first = status.first_step_ns
         return replace(
             self._counts,
             seconds=(time.monotonic_ns() - first) / 1e9 if first else 0.0,
-            blocked_seconds=self._status.blocked_ns / 1e9,
+            blocked_seconds=status.blocked_ns / 1e9,
+            dropped=status.dropped,
             state=state,
         )
 
@@ -208,25 +185,17 @@ class ActorHandle(SupervisedProcess):
 
     def _release(self) -> None:
         for descriptor in self.descriptors:
-            self._shared.link.selector.unregister(descriptor)
+            self._link.selector.unregister(descriptor)
         try:
             self._last_chunks = self.collect()  # their arrays keep the ring's memory
         finally:
             self._final = self.stat()
-            self._arriving = None
+            self._pop_all = list
 
     def _handle(self, message: object) -> None:
         match message:
             case Ready(exact):
                 self._counts.exact = exact
-            case Finished(stat):
-                counts = self._counts
-                self._final = replace(
-                    stat,
-                    restarts=counts.restarts,
-                    episodes=self._earlier_episodes + stat.episodes,
-                    env_steps_before=counts.env_steps_before,
-                )
             case SentState(state):
                 self.sent_state = state
 
@@ -237,10 +206,9 @@ class ActorHandle(SupervisedProcess):
         return cause
 
 
-def resumed_stat(actor: int, counts: Mapping[str, int]) -> ActorStat:
+def resumed_stat(actor: int, incarnation: int, env_steps: int, episodes: int) -> ActorStat:
     """What an actor of a resumed run has counted so far."""
-    steps = counts["env_steps"]
-    return ActorStat(actor, counts["incarnation"], steps, counts["episodes"], env_steps_before=steps)
+    return ActorStat(actor, incarnation, env_steps, episodes, env_steps_before=env_steps)
 
 
 class Link:
@@ -256,12 +224,30 @@ class Link:
     may_join = False
 
     def __init__(self) -> None:
+        self._opened = contextlib.ExitStack()
         self.selector = DefaultSelector()  # of what the learner listens to, with the handle of its actor
+        self._opened.callback(self.selector.close)
 
-    def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelChannel:
-        """Make what models like this one are published in. published: how many earlier launches have published."""
-        self.models = ModelChannel(model_layout(model), LOCKSTEP_SLOTS if in_rounds else 2, published)
-        return self.models
+    def open(
+        self,
+        spec: ActorSpec,
+        columns: tuple[Column, ...],
+        status: StatusBlock,
+        n_actors: int,
+        model: ModelInfo,
+        published: int,
+    ) -> None:
+        """Take what all actors have in common, and publish the first model.
+
+        published: how many earlier launches have published. Raises ResourceError.
+        """
+        self.spec, self.columns, self.status, self.n_actors = spec, columns, status, n_actors
+        self.ring_rows = ring_rows(spec.credit, spec.n_envs, columns)
+        self.models = ModelChannel(
+            model_layout(model), 2 if spec.rounds is None else LOCKSTEP_SLOTS, published
+        )
+        self._opened.callback(self.models.close)
+        self.models.publish(model)
 
     def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
         """Receive what actors have sent, waiting no longer than timeout_s for the first of it.
@@ -274,4 +260,4 @@ class Link:
 
     def close(self) -> None:
         """Release the connection to the actors."""
-        self.selector.close()
+        self._opened.close()

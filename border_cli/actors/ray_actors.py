@@ -1,9 +1,9 @@
 """Actors on a Ray cluster (https://www.ray.io): `actor_manager=ray`.
 
-The learner stays in its own process, and each actor is a Ray actor that runs the ordinary loop (`actors.remote`). The
-learner pulls: one or two calls per actor are under way, which carry credit and models there and chunks back. A version of
-the model is put into Ray's object store once, from where all actors of a node read the same copy. Ray places the actors;
-their supervision, with restarts and back-off, is that of actors in processes.
+The learner stays in its own process. Each actor is a Ray actor, `RemoteActor`: it runs the ordinary loop of an actor in a
+thread, with a ring, a model channel and a status of its own. The learner calls it with new credit and models, and the
+answer brings chunks. A version of the model is put into Ray's object store once, from where all actors of a node read the
+same copy. Ray places the actors; their supervision, with restarts and back-off, is that of actors in processes.
 """
 
 from __future__ import annotations
@@ -11,28 +11,32 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import platform
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from border_cli.actors import manager
-from border_cli.actors.actor import Finished
+from border_cli.actors.actor import run_actor
 from border_cli.actors.process import ActorHandle, Link
-from border_cli.actors.remote import Command, RemoteActor, RemoteSetup, Reply
-from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStatus
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
 from border_cli.config.schema import RayConfig
 from border_cli.core.errors import ActorLostError, ResourceError
 from border_cli.core.protocols import ExperienceSource, StopCheck
-from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
+from border_cli.core.state import State
+from border_cli.core.types import Chunk, Column, ModelInfo
 from border_cli.runtime.child import Child, log_here
+from border_cli.runtime.clock import Deadline
 from border_cli.runtime.ray_cluster import Cluster, brief
-from border_cli.runtime.transport import ModelChannel
-from border_cli.runtime.worker import Failed
+from border_cli.runtime.transport import ModelChannel, Ring
+from border_cli.runtime.worker import Failed, Ready, failed, log_through, one_torch_thread
 
-_CALLS = 2
-"""Calls under way per actor at most."""
+WAIT_S = 0.2
+"""How long a call waits for chunks of an actor that acts, and the pause between two calls that have nothing to tell [s]."""
+_IDLE_S = 0.005
+"""How long a call waits for chunks of an actor that does not act [s]."""
 _logger = logging.getLogger(__name__)
 
 
@@ -49,13 +53,128 @@ def make_manager(
     return manager.make_manager(spec, columns, n_actors, config, should_stop, on_exception, link)
 
 
-# -- one actor -----------------------------------------------------------------
+# -- on a node of the cluster --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RemoteSetup:
+    """What an actor is made of.
+
+    columns, capacity: of its ring · layout: of the models · published: how many were published before the first that it
+    gets · level: of what it logs · state: what lockstep continues from.
+    """
+
+    spec: ActorSpec
+    actor_id: ActorId
+    columns: tuple[Column, ...]
+    capacity: int
+    layout: tuple[Column, ...]
+    published: int
+    level: int
+    state: State | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an actor tells the learner. seconds: since its first env step, 0 before it; for the others see `ActorStatus`."""
+
+    chunks: list[Chunk]
+    messages: list[object]
+    state: ActorState
+    heartbeat: int
+    seconds: float
+    blocked_ns: int
+    dropped: int
+
+
+class RemoteActor:
+    """One incarnation of an actor."""
+
+    def __init__(self, setup: RemoteSetup) -> None:
+        self._changed = threading.Condition()
+        self._messages: list[object] = []
+        self._wants_state = False
+        self._all_status = StatusBlock(1)
+        self._status = self._all_status[0]
+        self._status.credit = setup.actor_id.env_steps
+        self._ring = _NotifyingRing(setup.columns, setup.capacity, self._changed)
+        self._models = ModelChannel(setup.layout, LOCKSTEP_SLOTS, setup.published)
+        log_through(self.send, f"actor {setup.actor_id.actor}", setup.level)
+        threading.Thread(target=self._run, args=(setup,), name="actor", daemon=True).start()
+
+    def collect(
+        self, credit: int, env_steps: int, stop: bool, wants_state: bool, *models: ModelInfo
+    ) -> Reply:
+        """Take what the learner tells, and wait for chunks: not long unless the actor acts."""
+        status = self._status
+        with self._changed:
+            for model in models:
+                self._models.publish(model)
+            self._wants_state |= wants_state
+            self._all_status.announce(env_steps)
+            self._all_status.grant([credit])
+            if stop:
+                self._all_status.request_stop()
+            chunks: list[Chunk] = []
+
+            def is_due() -> bool:
+                done = status.state is ActorState.DONE  # before the last chunks are taken
+                chunks.extend(chunk.copy() for chunk in self._ring.pop_all())
+                status.changed.set()  # there may be room again, or a new model
+                return bool(done or chunks or self._messages)
+
+            if not self._changed.wait_for(is_due, _IDLE_S) and status.state is ActorState.ACTING:
+                self._changed.wait_for(is_due, WAIT_S)
+            messages, self._messages = self._messages, []
+        first = status.first_step_ns
+        seconds = (time.monotonic_ns() - first) / 1e9 if first else 0.0
+        counts = status.heartbeat, seconds, status.blocked_ns, status.dropped
+        return Reply(chunks, messages, status.state, *counts)
+
+    def _run(self, setup: RemoteSetup) -> None:
+        name = f"actor {setup.actor_id.actor}"
+        parts = self._models, self._ring, self._status, self.send, self._state_wanted
+        try:
+            run_actor(setup.spec, setup.actor_id, *parts, setup.state)
+        except BaseException as error:  # noqa: BLE001 - also SystemExit, which user code may raise
+            failure, node = failed(error, name), platform.node()
+            first, newline, rest = failure.error.partition("\n")
+            text = f"{first} (on node {node}){newline}{rest}"
+            self.send(replace(failure, error=text, context={**failure.context, "node": node}))
+
+    def _state_wanted(self) -> bool:
+        wanted, self._wants_state = self._wants_state, False
+        return wanted
+
+    def send(self, message: object) -> None:
+        """Let the next reply have this message, or record of a log."""
+        if isinstance(message, Ready):
+            one_torch_thread()  # of the policy, which has imported torch by now
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify_all()
+
+
+class _NotifyingRing(Ring):
+    """A ring between two threads, the reader of which waits for chunks. changed: notified of each."""
+
+    def __init__(self, columns: tuple[Column, ...], capacity: int, changed: threading.Condition) -> None:
+        super().__init__(columns, capacity)
+        self._changed = changed
+
+    def push(self, chunk: Chunk) -> None:
+        super().push(chunk)
+        with self._changed:
+            self._changed.notify_all()
+
+
+# -- in the learner ------------------------------------------------------------
 
 
 class RayChild:
     """A Ray actor in the place of a child process: it has what `SupervisedProcess` uses of a `Child`.
 
-    It is also the `ChunkSource` of the chunks that its replies have brought.
+    One call at a time is under way. A new one carries what is new, or comes after a pause.
     """
 
     pid = None
@@ -66,19 +185,18 @@ class RayChild:
     def __init__(self, link: RayLink, setup: RemoteSetup, status: ActorStatus) -> None:
         self._link = link
         self._status = status
-        self._actor_id = setup.actor_id
         self._sent = setup.published  # number of the last publication that was sent
-        self._told = (-1, False)  # credit and stop of the last command
-        self._n_commands = 0
+        self._told: tuple[object, ...] = ()  # credit and stop of the last call
         self._wants_state = False
         self._chunks: list[Chunk] = []
-        self.calls: deque[Any] = deque()
-        """References to the answers that are awaited. They come in the order of the calls."""
+        self.call: Any = None
+        """Reference to the answer that is awaited."""
+        self._pause = Deadline(0.0)
         self._has_answered = False
         self._blocked_before = status.blocked_ns  # by earlier incarnations
         self._ended = ""  # how it ended; empty while it runs
         remote: Any = link.ray.remote(RemoteActor)
-        self._actor = remote.options(max_restarts=0, max_concurrency=_CALLS, **link.options).remote(setup)
+        self._actor = remote.options(max_restarts=0, **link.options).remote(setup)
         self.tell()
 
     def send(self, message: object) -> None:
@@ -90,59 +208,53 @@ class RayChild:
     def receive(self, last: bool = False) -> Iterator[object]:
         """Messages that have arrived. Tells the actor what is new."""
         del last
-        while self.calls and self._link.ray.wait([self.calls[0]], num_returns=1, timeout=0)[0]:
-            yield from self._take(self.calls.popleft())
+        if self.call is not None and self._link.ray.wait([self.call], num_returns=1, timeout=0)[0]:
+            yield from self._take()
         if self._status.stop_requested and not self._has_answered and not self._ended:
-            self.kill()  # it still waits for its place on the cluster
-            of = self._actor_id
-            yield Finished(ActorStat(of.actor, of.incarnation, of.env_steps))  # those of earlier incarnations
+            self._status.state = ActorState.DONE  # it still waits for its place on the cluster
+            self.kill()
         self.tell()
 
     def pop_all(self) -> list[Chunk]:
+        """Chunks that have arrived since the last call."""
         chunks, self._chunks = self._chunks, []
         return chunks
 
-    def _take(self, ref: Any) -> Iterator[object]:
+    def _take(self) -> Iterator[object]:
+        call, self.call = self.call, None
         try:
-            reply: Reply = self._link.ray.get(ref)
+            reply: Reply = self._link.ray.get(call)
         except Exception as e:  # noqa: BLE001 - whatever Ray raises: the actor is not there any more
-            self._end(f"was lost: {brief(e)}")
+            self._ended = f"was lost: {brief(e)}"
             return
         self._has_answered = True
         self._chunks += reply.chunks
+        self._pause = Deadline(0.0 if reply.chunks or reply.messages else WAIT_S)
         status = self._status
-        first = status.first_step_ns
-        if reply.seconds and not first:
-            first = time.monotonic_ns() - int(1e9 * reply.seconds)
-        status.state, status.heartbeat, status.first_step_ns = reply.state, reply.heartbeat, first
+        if reply.seconds and not status.first_step_ns:
+            status.first_step_ns = time.monotonic_ns() - int(1e9 * reply.seconds)
+        status.state, status.heartbeat, status.dropped = reply.state, reply.heartbeat, reply.dropped
         status.blocked_ns = self._blocked_before + reply.blocked_ns
+        if reply.state is ActorState.DONE or any(isinstance(m, Failed) for m in reply.messages):
+            self._ended = "has ended"
         for message in reply.messages:
             if isinstance(message, logging.LogRecord):
                 log_here(message)
-                continue
-            if isinstance(message, Finished | Failed):
-                self._end("has ended")
-            if isinstance(message, Finished):  # the times of all incarnations
-                seconds = (time.monotonic_ns() - first) / 1e9 if first else 0.0
-                stat = replace(message.stat, seconds=seconds, blocked_seconds=status.blocked_ns / 1e9)
-                message = Finished(stat)
-            yield message
+            else:
+                yield message
 
     def tell(self) -> None:
-        """Call the actor, if no call is under way, or if there is something new to tell and room for another one."""
-        if self._ended:
-            return
+        """Call the actor, if no call is under way and there is something to tell, or the pause is over."""
         status, newest = self._status, self._link.models.publications
-        now = credit, stop = status.credit, status.stop_requested
+        now = status.credit, status.stop_requested
         is_new = now != self._told or self._wants_state or newest > self._sent
-        if len(self.calls) >= _CALLS or (self.calls and not is_new):
+        if self._ended or self.call is not None or not (is_new or self._pause.passed):
             return
+        credit, stop = now
         models = self._link.models_after(self._sent)
-        command = Command(self._n_commands, credit, status.global_env_steps, stop, self._wants_state)
-        self.calls.append(self._actor.collect.remote(command, *models))
-        self._n_commands += 1
-        self._told, self._wants_state = now, False
-        self._sent = newest
+        told = credit, status.global_env_steps, stop, self._wants_state
+        self.call = self._actor.collect.remote(*told, *models)
+        self._told, self._wants_state, self._sent = now, False, newest
 
     def exited(self) -> bool:
         """Whether the actor has ended, and all that it has sent is here, or is lost."""
@@ -155,18 +267,14 @@ class RayChild:
 
     def kill(self) -> None:
         """Kill it at once."""
-        self._end("was killed")
+        self._ended, self.call = self._ended or "was killed", None
         with contextlib.suppress(Exception):  # it may be gone, or its node
             self._link.ray.kill(self._actor, no_restart=True)
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Kill it, and forget the answers."""
+        """Kill it, and forget the answer."""
         del grace_s
         self.kill()
-
-    def _end(self, how: str) -> None:
-        self._ended = self._ended or how
-        self.calls.clear()
 
 
 class RayHandle(ActorHandle):
@@ -187,11 +295,11 @@ class RayHandle(ActorHandle):
         return self.needed or self._is_ready
 
     def _make(self, actor_id: ActorId) -> Child:
-        shared, link = self._shared, cast("RayLink", self._shared.link)
-        parts = shared.columns, shared.ring_rows, link.models.layout, link.models.publications - 1
+        link = cast("RayLink", self._link)
+        parts = link.columns, link.ring_rows, link.models.layout, link.models.publications - 1
         level = logging.getLogger().getEffectiveLevel()
-        setup = RemoteSetup(shared.spec, actor_id, *parts, level, self._state)
-        self._arriving = child = RayChild(link, setup, self._status)
+        child = RayChild(link, RemoteSetup(link.spec, actor_id, *parts, level, self._state), self._status)
+        self._pop_all = child.pop_all
         return cast("Child", child)
 
 
@@ -212,16 +320,12 @@ class RayLink(Link):
         self.ray = self._cluster.ray
         need = {"CPU": config.cpus_per_actor, **config.resources}
         self.options = self._cluster.options(need)
+        self._refs: dict[int, Any] = {}  # in the object store, by the number of the publication
         capacity = self._cluster.capacity(need)
         if capacity < n_actors:
             _logger.warning(
                 "the cluster has room for %d of %d actors; the others wait for nodes", capacity, n_actors
             )
-
-    def open_models(self, model: ModelInfo, in_rounds: bool, published: int) -> ModelChannel:
-        self._kept = LOCKSTEP_SLOTS if in_rounds else 1
-        self._refs: dict[int, Any] = {}  # in the object store, by the number of the publication
-        return super().open_models(model, in_rounds, published)
 
     def models_after(self, number: int) -> list[Any]:
         """References to the publications after this one: to the newest alone, or in lockstep to all.
@@ -229,7 +333,7 @@ class RayLink(Link):
         Each is put into the object store when an actor first needs it.
         """
         newest = self.models.publications
-        oldest = newest - self._kept + 1
+        oldest = newest - (1 if self.spec.rounds is None else LOCKSTEP_SLOTS) + 1
         self._refs = {n: ref for n, ref in self._refs.items() if n >= oldest}
         wanted = range(max(number + 1, oldest), newest + 1)
         for n in wanted:
@@ -240,7 +344,7 @@ class RayLink(Link):
 
     def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
         handles = cast("Sequence[RayHandle]", actors)
-        callers = {remote.calls[0]: h for h in handles if (remote := h.remote) is not None and remote.calls}
+        callers = {h.remote.call: h for h in handles if h.remote is not None and h.remote.call is not None}
         if timeout_s > 0 and callers:
             self.ray.wait(list(callers), num_returns=1, timeout=timeout_s)
         for handle in handles:

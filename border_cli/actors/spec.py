@@ -145,9 +145,10 @@ class ActorStatus:
         heartbeat: a counter that grows while the actor works or waits.
         first_step_ns: start of its first env step on the monotonic clock, 0 before it.
         blocked_ns: time spent waiting for credit or room.
+        dropped: env steps of this incarnation that were left out because a number was not finite.
     """
 
-    heartbeat, first_step_ns, blocked_ns = _Word(1), _Word(2), _Word(3)
+    heartbeat, first_step_ns, blocked_ns, dropped = _Word(1), _Word(2), _Word(3), _Word(4)
 
     def __init__(
         self, block: SharedBlock, shared: int, credit: int, words: int, changed: SharedEvent
@@ -155,7 +156,7 @@ class ActorStatus:
         self._places = block, shared, credit, words
         self._shared = block.words(shared, 2)
         self._credit = block.words(credit, 1)
-        self.words = block.words(words, 4)  # of this actor alone; the first is its state
+        self.words = block.words(words, 5)  # of this actor alone; the first is its state
         self.changed = changed
 
     def __reduce__(self) -> tuple[Callable[..., ActorStatus], tuple[Any, ...]]:
@@ -205,7 +206,7 @@ class StatusBlock:
     def __init__(self, n_actors: int) -> None:
         layout = Layout()
         shared = layout.reserve(2 * WORD)
-        places = [(layout.reserve(WORD), layout.reserve(4 * WORD)) for _ in range(n_actors)]
+        places = [(layout.reserve(WORD), layout.reserve(5 * WORD)) for _ in range(n_actors)]
         self._block = SharedBlock(layout.size, "the actors' status")
         self._shared = self._block.words(shared, 2)
         self._actors = [ActorStatus(self._block, shared, *place, SharedEvent()) for place in places]

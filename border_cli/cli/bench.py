@@ -1,32 +1,34 @@
-"""`border-bench`: measure each part of a run on this machine, predict the run's speed, and recommend settings.
+"""The speed of a run before it is trained: `border-bench`, and `border-train plan=true`.
 
-It takes the overrides of border-train, composes and checks them alike, and makes no run directory.
+Both take the overrides of border-train, compose and check them alike, and make no run directory.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from border_cli.cli.command import command, tracebacks
-from border_cli.cli.compose import Composer
-from border_cli.cli.overrides import Parser, override_values, parse_overrides, typed_names
+from border_cli.cli.compose import Composed, Composer
+from border_cli.cli.overrides import Parser, override_values, parse_overrides
+from border_cli.cli.start import end_imports
 from border_cli.cli.translate import check_words
 from border_cli.config import registry, throughput
 from border_cli.config.resolve import envs_per_actor
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.format import number
+from border_cli.run.directory import RUNS, Launch
 from border_cli.runtime import machine
 from border_cli.runtime.signals import StopFlag
 
 
 @command
 def main(argv: Sequence[str]) -> None:
-    """The command."""
+    """The command `border-bench`: measure each part on this machine, predict the speed, and recommend settings."""
     registry.import_installed_plugins()
     check_words(argv, "border-bench")
-    parser = Parser("border-bench")
-    parser.add_argument("--config-dir", "-cd")
+    parser = Parser("border-bench", composes=True)
     flags, rest = parser.read(argv)
     if parser.answers(flags, rest):
         return
@@ -37,9 +39,7 @@ def main(argv: Sequence[str]) -> None:
             raise UsageError(
                 f"{key} has no effect in border-bench, which trains nothing", allowed=f"border-train {key}=…"
             )
-    registry.import_plugins(typed_names(overrides).get("plugins", ()))
-    with Composer(overrides, flags.config_dir) as composer:
-        config = composer.compose().config
+    config = Composer(overrides, flags.config_dir).compose().config
     with tracebacks(config.debug):
         _bench(config, typed)
 
@@ -73,3 +73,26 @@ def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
         print_lines(
             Console(), ("predicts", f"{rate} opt steps/s with what follows"), ("try", " ".join(words))
         )
+
+
+def show_plan(composed: Composed, launch: Launch) -> None:
+    """Check environment and machine as a run does, measure, and show what the run would do and need."""
+    from rich.console import Console
+
+    from border_cli.display.output import output, write_line
+    from border_cli.display.text import banner, print_lines, print_plan
+    from border_cli.run import factories, probes
+    from border_cli.run.preflight import preflight
+
+    folder = composed.run_dir or RUNS
+    with StopFlag() as stop, output():
+        write_line(sys.stderr, "making the environment and the agent")
+        config, spec, decided = preflight(composed.config, stop, folder, launch.typed)
+        end_imports()
+        write_line(sys.stderr, "measuring the actors and the opt steps, each alone for half a second")
+        sizes = factories.sizes(config, spec)
+        measured = probes.measure(config, spec, [envs_per_actor(config)], probes.PLAN_S, stop)
+        console = Console()
+        print_lines(console, *banner(config, launch.typed, sizes.replay, None, decided=decided))
+        print_lines(console, *(("", line) for line in factories.described_inputs(config, spec)))
+        print_plan(console, config, sizes, measured, folder)

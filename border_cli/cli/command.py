@@ -52,7 +52,7 @@ def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
         except KeyboardInterrupt:
             return int(ExitCode.SIGINT)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - the last place where an error can become an exit code
-            return int(ExitCode.SIGINT) if _was_interrupted(e) else report(e)
+            return report(e)
 
     return main
 
@@ -96,20 +96,6 @@ def report(error: Exception | SystemExit, job: str = "") -> int:
         sys.stderr.writelines(f"{text}\n" for text in details)
         write_line(sys.stderr, "\n".join(printed))
     return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
-
-
-def _was_interrupted(error: BaseException) -> bool:
-    """Whether a library raised this while it handled a KeyboardInterrupt, other than by `raise … from`."""
-    seen = set[int]()  # an error may be its own cause
-    while id(error) not in seen:
-        seen.add(id(error))
-        behind = error.__cause__ or error.__context__
-        if behind is None:
-            return False
-        if isinstance(behind, KeyboardInterrupt):
-            return error.__cause__ is None
-        error = behind
-    return False
 
 
 def _open_missing_streams() -> None:

@@ -16,12 +16,12 @@ from typing import Any
 
 from border_cli.cli.command import show
 from border_cli.config import presets
-from border_cli.config.convert import RESUME, known_fields
+from border_cli.config.convert import known_fields
 from border_cli.config.registry import TABLES, import_installed_plugins
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 
-_FLAGS = (*("--help", "--version", "--multirun", "--cfg", "--config-dir", "--shell-completion"),)
+_FLAGS = ("--help", "--version", "--multirun", "--cfg", "--config-dir", "--shell-completion")
 _BOOLEAN = ("true", "false")
 _BESIDE = {
     "sweep.slots": ("auto",),
@@ -34,37 +34,28 @@ _BESIDE = {
     "hydra/sweeper": ("border_optuna",),
 }
 """Values of what the schema does not describe."""
-_PATHS = (RESUME, "init_from", "hydra.run.dir", "hydra.sweep.dir")
+_PATHS = ("resume", "init_from", "hydra.run.dir", "hydra.sweep.dir")
 
 
 def answer() -> int:
     """Answer a shell that completes border-train or border-bench. Returns the exit code."""
     import_installed_plugins()
-    complete_command(sys.argv[2:])
+    complete(sys.argv[2:])
     return 0
 
 
-def complete_command(request: Sequence[str], names: Sequence[str] | None = None) -> None:
-    """Answer a shell, by COMP_LINE. names: settings and flags of a command with paths, None for one that trains.
-
-    Raises UsageError for a request that is not Hydra's.
-    """
+def complete(request: Sequence[str]) -> None:
+    """Set up completion in a shell, or answer one, by COMP_LINE. Raises UsageError for a request that is not Hydra's."""
     action, _, shell = " ".join(request).partition("=")
     if action not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
-        raise UsageError(
-            "-sc sets up completion in a shell",
-            allowed=[f"-sc install={shell}" for shell in ("bash", "zsh", "fish")],
-        )
-    line = os.environ.get("COMP_LINE", "")
-    if action != "query":
+        shells = [f"-sc install={shell}" for shell in ("bash", "zsh", "fish")]
+        raise UsageError("-sc sets up completion in a shell", allowed=shells)
+    if action == "query":
+        show("\n".join(suggestions(os.environ.get("COMP_LINE", ""))))
+    else:
         from hydra._internal.hydra import Hydra
 
         getattr(Hydra.get_shell_to_plugin_map(None)[shell][0], action)()
-    elif names is None:
-        show("\n".join(suggestions(line)))
-    else:
-        word = line.split(" ")[-1]
-        show("\n".join([*(name for name in names if name.startswith(word)), *folders_at(word)]))
 
 
 def suggestions(line: str) -> list[str]:
@@ -79,7 +70,7 @@ def suggestions(line: str) -> list[str]:
         head, comma, last = value.rpartition(",")
         options = [f"{key}={head}{comma}{option}" for option in _values(key, last, typed, folders)]
     else:
-        names = (*GROUPS, *_fields(typed), *_BESIDE, RESUME)
+        names = (*GROUPS, *_fields(typed), *_BESIDE, "resume")
         keys = [f"{name}=" for name in names if ("." in name) == ("." in key)]
         options = keys if "." in key else [*keys, *(f"{group}." for group in (*GROUPS, "sweep", "hydra.run"))]
     return [option for option in dict.fromkeys(options) if option.startswith(word)]
@@ -94,7 +85,7 @@ def _values(key: str, start: str, typed: Mapping[str, str], folders: Sequence[Pa
         agent, env = typed.get("agent", ""), typed.get("env", "")
         return [name for name in [*options, *presets.shipped()] if name.startswith(agent) and env in name]
     if key in _PATHS:
-        return [*(["auto"] if key == RESUME else []), *folders_at(start)]
+        return [*(["auto"] if key == "resume" else []), *sorted(glob.glob(f"{glob.escape(start)}*/"))]  # noqa: PTH207 - "./" is kept
     if key == "env.id":
         return filter(None, presets.env_ids().values())
     field = _fields(typed).get(key)
@@ -110,8 +101,3 @@ def _fields(typed: Mapping[str, str]) -> dict[str, Field[Any]]:
     chosen = ({"agent": "dqn"} | dict(typed)).items()
     data = {group: {"type": name} for group, name in chosen if name in TABLES.get(group, ())}
     return {key: field for key, field in known_fields(data).items() if not key.endswith(".type")}
-
-
-def folders_at(start: str) -> list[str]:
-    """Folders whose path begins so, as it was typed."""
-    return sorted(glob.glob(f"{glob.escape(start)}*/"))  # noqa: PTH207 - "./" is kept

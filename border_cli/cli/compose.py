@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hydra import compose, initialize_config_dir
+from hydra import version
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
@@ -32,17 +34,11 @@ from border_cli.cli.overrides import (
     typed_names,
 )
 from border_cli.config import presets, registry, validate
-from border_cli.config.convert import (
-    ConfigError,
-    describe,
-    dotted,
-    read_section,
-    to_config,
-)
+from border_cli.config.convert import default_values, describe, dotted, read_section, to_config, to_plain
 from border_cli.config.presets import conf_dir
 from border_cli.config.registry import TABLES
 from border_cli.config.resolve import with_trained_agent, with_typed_budget
-from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError, first_line
 from border_cli.run.directory import run_name
 
@@ -95,9 +91,7 @@ class Composed:
         with read_write(hydra), open_dict(hydra):
             hydra.mode, hydra.sweep.dir = RunMode.MULTIRUN, str(folder)
             hydra.job.num, hydra.job.id = number, str(number)
-        HydraConfig.instance().set_config(self.hydra_config)  # for interpolations such as ${hydra:job.num}
-        with translated():
-            return folder / str(OmegaConf.select(self.hydra_config, "hydra.sweep.subdir"))
+        return folder / _folder(self.hydra_config, self.config, "hydra.sweep.subdir")
 
     def run_as_job(self, run_dir: Path, job: Callable[[], T]) -> T:
         """Call `job` as Hydra calls one: `.hydra/` is written to run_dir, callbacks and `hydra.job.chdir` apply."""
@@ -112,29 +106,17 @@ class Composed:
         return cast(T, result)
 
 
-@contextlib.contextmanager
-def _own_hydra() -> Iterator[None]:
-    """Set aside the state of Hydra of a program that uses us, which may be a Hydra application itself."""
-    hydra, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
-    GlobalHydra.instance().clear()
-    try:
-        yield
-    finally:
-        GlobalHydra.instance().clear()
-        if hydra is not None:
-            GlobalHydra.instance().hydra = hydra
-        HydraConfig.instance().cfg = config
-
-
 class Composer:
-    """Hydra over conf/ and the user's folders. A context manager, because Hydra's state is global.
+    """Hydra over conf/ and the user's folders. It does not touch the Hydra of a program that uses us.
 
-    All methods raise UsageError for a mistake of the user. config_dir: the folder of --config-dir. `search` is the override
-    with the user's folders, where there are any.
+    It imports the plugins that were typed. All methods raise UsageError for a mistake of the user. config_dir: the folder
+    of --config-dir. `search` is the override with the user's folders, where there are any.
     """
 
     def __init__(self, overrides: Sequence[Override], config_dir: str | None = None) -> None:
-        self._config_dir, self._folders = config_dir, typed_names(overrides).get(_SEARCH, [])
+        typed = typed_names(overrides)
+        registry.import_plugins(typed.get("plugins", ()))
+        self._config_dir, self._folders = config_dir, typed.get(_SEARCH, [])
         for name, folder in [("--config-dir", config_dir), *((_SEARCH, folder) for folder in self._folders)]:
             if folder and "://" not in folder and not Path(folder).is_dir():
                 raise UsageError(f"{name}: no folder {folder}", allowed="a folder with group files")
@@ -142,92 +124,74 @@ class Composer:
         folders = ",".join(map(quoted, [*first, *self._folders]))
         self.search = [f"{_SEARCH}=[{folders}]"] if folders else []
         self._overrides = [override for override in overrides if override.key_or_group != _SEARCH]
-        self._options: dict[str, list[str]] = {}
-        self._files: Any = None
+        version.setbase("1.3")
+        loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
+        self.hydra = Hydra("border-train", loader)
+        self._find_files()
+        for group, table in TABLES.items():
+            for name in set(table) - set(self.choices(group)):  # of plugins without a file
+                ConfigStore.instance().store(group=group, name=name, node={"type": name})
+                self._find_files()
 
-    def __enter__(self) -> Composer:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_own_hydra())
-            stack.enter_context(initialize_config_dir(str(conf_dir()), version_base="1.3"))
-            self.hydra: Any = GlobalHydra.instance().hydra
-            for group, table in TABLES.items():
-                for name in set(table) - set(self.choices(group)):  # of plugins without a file
-                    ConfigStore.instance().store(group=group, name=name, node={"type": name})
-            self._store_presets()
-            self._options.clear()
-            self._files = None
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def _find_files(self) -> None:
+        loader: Any = self.hydra.config_loader
+        with translated():
+            _, self._files = loader._parse_overrides_and_create_caching_repo(None, self.search)
 
     def words_for_folders(self, more: Path) -> list[str]:
         """What a person types to add a folder with group files to those of the user."""
         main, *others = [folder for folder in (self._config_dir, *self._folders, str(more)) if folder]
         return ["--config-dir", main, *([f"{_SEARCH}=[{','.join(others)}]"] if others else [])]
 
-    def _store_presets(self) -> None:
-        """Offer Hydra the presets that share a file. Each takes milliseconds, so only those that may be chosen."""
-        typed = override_values(self._overrides)
-        others = (key for key in typed if key not in GROUPS and not key.startswith("hydra"))
-        # A group of the user, such as experiment=…, may choose agent and environment.
-        chosen = typed.get("preset", presets.NONE) != presets.NONE or any(map(self.choices, others))
-        every = chosen or "glob" in typed.get("env", "")
-        for name, (_, values) in presets.in_families().items():
-            if every or name.partition("_")[2] in typed.get("env", ""):
-                ConfigStore.instance().store(group="preset", name=name, node=values, package="_global_")
-
     def choices(self, group: str) -> list[str]:
         """The options of a config group, with those of the user's folders; empty for a name that is no group."""
-        if group not in self._options:
-            if self._files is None:  # one copy for all groups: get_group_options makes one per call, in 50 ms
-                loader = self.hydra.config_loader
-                with translated():
-                    _, self._files = loader._parse_overrides_and_create_caching_repo(None, self.search)
-            self._options[group] = sorted(self._files.get_group_options(group, ObjectType.CONFIG))
-        return self._options[group]
+        return sorted(self._files.get_group_options(group, ObjectType.CONFIG))
 
     def argv(self) -> list[str]:
         """The overrides as Hydra takes them, with the search path."""
         return [*self.search, *(for_hydra(override, self.choices) for override in self._overrides)]
 
-    def merge(self, argv: Sequence[str] | None = None) -> DictConfig:
+    def merge(self, overrides: Sequence[Override] | None = None) -> DictConfig:
         """What Hydra composes for one job's overrides, its own section included; nothing is checked.
 
-        argv: by default those of the command line that have a single value. Overrides of Hydra's section that were typed
-        are added: sweepers hand on those of the job alone.
+        overrides: by default those of the command line that have a single value. Overrides of Hydra's section that were
+        typed are added: sweepers hand on those of the job alone.
         """
-        typed = [
-            for_hydra(override, self.choices)
-            for override in self._overrides
-            if not override.is_sweep_override()
+        typed = [override for override in self._overrides if not override.is_sweep_override()]
+        overrides = typed if overrides is None else overrides
+        check_single(overrides)
+        job = [
+            for_hydra(override, self.choices) for override in overrides if override.key_or_group != _SEARCH
         ]
-        argv = typed if argv is None else argv
-        check_single(parse_overrides(argv))
-        of_hydra = [word for word in [*self.search, *typed] if word.lstrip("+~").startswith("hydra")]
+        of_hydra = (for_hydra(override, self.choices) for override in typed if override.is_hydra_override())
+        words = [*self.search, *(word for word in of_hydra if word not in job), *job]
         with translated():
-            merged: DictConfig = compose(
-                PRIMARY, [*(word for word in of_hydra if word not in argv), *argv], return_hydra_config=True
-            )
+            merged: DictConfig = self.hydra.compose_config(PRIMARY, words, RunMode.RUN, from_shell=False)
         return merged
-
-    def _run_dir(self, merged: DictConfig) -> Path:
-        HydraConfig.instance().set_config(merged)  # for interpolations such as ${hydra:job.name}
-        with translated():
-            folder = OmegaConf.select(merged, "hydra.run.dir", throw_on_missing=True)
-        if not folder:
-            raise UsageError("hydra.run.dir=: the value is missing", allowed="hydra.run.dir=<folder>")
-        return Path(str(folder))
 
     def compose(self, argv: Sequence[str] | None = None) -> Composed:
         """Compose and check one job's overrides, by default those of the command line."""
-        argv = self.argv() if argv is None else argv
-        merged = self.merge(argv)
-        typed = override_values(parse_overrides(argv))
+        overrides = self._overrides if argv is None else parse_overrides(argv)
+        merged = self.merge(overrides)
+        typed = override_values(overrides)
         config = check_composed(merged, merged.hydra.runtime.choices, typed, self.choices("preset"))
-        run_dir = self._run_dir(merged) if "hydra.run.dir" in typed else None
+        run_dir = Path(_folder(merged, config, "hydra.run.dir")) if "hydra.run.dir" in typed else None
         return Composed(config, merged, HydraContext(self.hydra.config_loader, Callbacks(merged)), run_dir)
+
+
+def _folder(merged: DictConfig, config: TrainConfig, key: str) -> str:
+    """A folder of Hydra's section, whose interpolations may name any key of the configuration."""
+    HydraConfig.instance().set_config(merged)  # for interpolations such as ${hydra:job.num}
+    with translated():
+        folder = OmegaConf.select(_beside(to_plain(config), merged), key, throw_on_missing=True)
+    if not folder:
+        raise UsageError(f"{key}=: the value is missing", allowed=f"{key}=<folder>")
+    return str(folder)
+
+
+def _beside(defaults: Mapping[str, Any], composed: DictConfig) -> DictConfig:
+    """What Hydra composed, with values for the keys that no file names."""
+    return cast(DictConfig, OmegaConf.merge(defaults, composed))
 
 
 def hydra_section(cls: type[T], merged: DictConfig, name: str) -> T:
@@ -239,9 +203,20 @@ def hydra_section(cls: type[T], merged: DictConfig, name: str) -> T:
 def check_composed(
     composed: DictConfig, choices: Mapping[str, Any], typed: Mapping[str, str], preset_options: Sequence[str]
 ) -> TrainConfig:
-    """The typed configuration of what Hydra composed, with or without Hydra's own section, after every check.
+    """`typed_config` with the budget that was typed, after every check. typed: the overrides, by key."""
+    config = typed_config(composed, choices, preset_options)
+    config = with_trained_agent(with_typed_budget(config, typed), typed)
+    validate.validate(config)
+    validate.check_effect(config, typed)
+    return config
 
-    choices: the chosen option of each group · typed: the overrides, by key · preset_options: the presets that exist.
+
+def typed_config(
+    composed: DictConfig, choices: Mapping[str, Any], preset_options: Sequence[str]
+) -> TrainConfig:
+    """The typed configuration of what Hydra composed, with or without Hydra's own section.
+
+    choices: the chosen option of each group · preset_options: the presets that exist.
     """
     data = plain_data(composed)
     listed = data.get("plugins")
@@ -249,18 +224,10 @@ def check_composed(
         registry.import_plugins(name for name in listed if isinstance(name, str))
     section, choice = data.setdefault("preset", {}), choices.get("preset")
     if choice in preset_options and choice != presets.NONE and isinstance(section, dict):
-        section.setdefault("name", choice)  # a user's preset need not repeat its own name
+        section["name"] = choice
     agent = data.get("agent")
-    kind = agent.get("type") if isinstance(agent, dict) else None
-    presets.check_choice(str(choice), str(kind), str(choices.get("env")))
-    try:
-        config = to_config(data)
-    except ConfigError as e:
-        raise _with_origin(e, data, choices, typed) from e
-    config = with_trained_agent(with_typed_budget(config, typed), typed)
-    validate.validate(config)
-    validate.check_effect(config, typed)
-    return config
+    presets.check_agent(str(choice), str(agent.get("type")) if isinstance(agent, dict) else "")
+    return to_config(data)
 
 
 def plain_data(composed: DictConfig) -> dict[str, Any]:
@@ -278,6 +245,8 @@ def plain_data(composed: DictConfig) -> dict[str, Any]:
             )
     with translated():
         of_run = OmegaConf.masked_copy(composed, list(unresolved))
+        if "${" in str(unresolved):  # which may name any key
+            of_run = _beside(default_values(unresolved), of_run)
         return cast(dict[str, Any], OmegaConf.to_container(of_run, resolve=True, throw_on_missing=True))
 
 
@@ -297,21 +266,3 @@ def translated() -> Iterator[None]:
         raise UsageError(
             "the configuration cannot be composed\n" + (f"{key}: {what}" if key and key not in what else what)
         ) from e
-
-
-def _with_origin(
-    error: ConfigError, data: Mapping[str, Any], choices: Mapping[str, Any], typed: Mapping[str, str]
-) -> UsageError:
-    """The error with the files that may contain its key, unless the key was typed."""
-    dots = f"{error.key}."
-    if any(dots.startswith(f"{key}.") or key.startswith(dots) for key in typed if key not in GROUPS):
-        return error
-    group = error.key.partition(".")[0]
-    files = [f"{group}/{choices[group]}.yaml"] if group in GROUPS and choices.get(group) else []
-    section = data.get("preset")
-    if isinstance(section, dict) and section.get("name", presets.NONE) != presets.NONE and group != "preset":
-        files.append(presets.file_of(section["name"]))
-    if not files:
-        return error
-    first, _, rest = str(error).partition("\n")
-    return UsageError(f"{first} (in {' or '.join(files)})\n{rest}")

@@ -45,17 +45,13 @@ def _run(module: str, begin: Callable[[], None] = lambda: None) -> int:
     name = "main"
     if [arg[:6] for arg in sys.argv[1:]] == ["-sc", "query="] and module.endswith(("train", "bench")):
         module, name = "border_cli.cli.complete", "answer"  # which imports little
-    # A parent process may have had SIGINT ignored, as `nohup` does for SIGHUP: that stays.
-    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if by_default:
-        signal.signal(signal.SIGINT, _exit)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _exit)  # stays: process 1 of a container has no default action
+    # A run has handlers of its own; these are for the time before and after. Process 1 of a container has no default
+    # action. A parent process may have had SIGINT ignored: that stays.
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is usual:
+            signal.signal(number, _exit)
     begin()
-    main = getattr(importlib.import_module(module), name)
-    if by_default:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    return int(main())
+    return int(getattr(importlib.import_module(module), name)())
 
 
 def _start_early() -> None:

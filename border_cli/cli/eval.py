@@ -22,14 +22,13 @@ from border_cli.cli.overrides import (
     Parser,
     check_single,
     override_values,
-    parse_overrides,
     set_value,
     typed_names,
 )
 from border_cli.config.convert import to_config
 from border_cli.config.schema import EnvConfig, option
 from border_cli.config.validate import check_effect
-from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError, first_line
+from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
 from border_cli.core.format import counted, number
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
@@ -73,26 +72,30 @@ class _Settings:
 @command
 def main(argv: Sequence[str]) -> None:
     """The command."""
-    examples = ("checkpoint=best", "checkpoint=last", "video=1")
-    parser = Parser("border-eval", _Settings, ("plugins=", "env."), examples)
-    flags, paths, words = parser.read_paths(argv)
-    if not parser.answers(flags, paths):
-        _evaluate(flags, paths, parse_overrides(words))
+    parser = Parser("border-eval", _Settings, ("plugins=", "env."))
+    flags, paths, overrides = parser.read_paths(argv)
+    if not parser.answers(flags):
+        _evaluate(flags, paths, overrides)
 
 
-def find_model(paths: Sequence[Path], checkpoint: str | None) -> tuple[Located, SavedModel]:
-    """Find and read the model of a command line. Raises UsageError for two of them, and where there is none."""
+def find_model(paths: Sequence[Path], checkpoint: str | None, trusted: bool) -> tuple[Located, SavedModel]:
+    """Find and read the model of a command line, for a command that also writes to its run.
+
+    Raises UsageError for two of them, where there is none, and for a run with links that is not trusted.
+    """
     if len(paths) > 1:
         raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
     chosen = None if checkpoint is None else parse_checkpoint(checkpoint)
     located = model_directory(paths[0] if paths else None, chosen)
     if located.note:
         show(f"note: {located.note}")
+    if located.run_dir is not None:
+        check_plain(located.run_dir, trusted)
     return located, read_model(located.path)
 
 
 def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Override]) -> None:
-    located, saved = find_model(paths, flags.checkpoint)
+    located, saved = find_model(paths, flags.checkpoint, flags.trust)
     if flags.video:
         from border_cli.training.films import import_av
 
@@ -110,11 +113,6 @@ def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Overr
     statistics = summarise(evaluation)
     for key in ("plugins", "env.imports"):
         changed.pop(key, None)
-    facts = {
-        "model": f"{located.path} (opt step {evaluation.opt_steps:,})",
-        "environment": " ".join([env.name, *(f"{key}={value}" for key, value in changed.items())]),
-        "episodes": f"{statistics.episodes:,} (seed {flags.seed})",
-    }
     data = {
         "model": located.path.resolve().name,
         "opt_steps": evaluation.opt_steps,
@@ -129,10 +127,20 @@ def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Overr
         "lengths": evaluation.lengths,
     }
     path = _result_path(flags, located, evaluation.opt_steps, changed)
-    written = _write(path, located, data, flags.trust)
-    show("\n".join([_table(facts, statistics, evaluation.infos).rstrip(), *written]))
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, data)
+        written = f"written: {path}"
+    except OSError as e:  # somebody else's run can be evaluated, too
+        written = f"not written: {path}: {e.strerror or e}"
+    facts = {
+        "model": f"{located.path} (opt step {evaluation.opt_steps:,})",
+        "environment": " ".join([env.name, *(f"{key}={value}" for key, value in changed.items())]),
+        "episodes": f"{statistics.episodes:,} (seed {flags.seed})",
+    }
+    show(f"{_table(facts, statistics, evaluation.infos).rstrip()}\n{written}")
     if flags.video:
-        _film(flags, saved, located, env, policy, path)
+        _film(flags, saved, env, policy, path)
 
 
 def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
@@ -154,8 +162,6 @@ def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
 
 def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy) -> Evaluation:
     """Run the episodes. Raises Interrupted when asked to stop meanwhile."""
-    from gymnasium.error import DependencyNotInstalled
-
     n_envs = 1 if flags.render == "human" else min(_ENVS, flags.episodes)  # a person watches one window
     seeds = [seeding.integer(flags.seed, seeding.EVAL_COMMAND, i) for i in range(flags.episodes)]
     with StopFlag() as stop, closing(_make_env(config, n_envs, flags.render)) as env:
@@ -174,16 +180,7 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
                 write_line(sys.stderr, f"{runner.ended} of {flags.episodes} episodes have ended, {longest}")
                 silence = Deadline(_SILENCE_S)
 
-        try:
-            evaluation = runner.evaluate(policy, saved.info.version, seeds, tick)
-        except (ActorLostError, DependencyNotInstalled) as e:  # which shows at the first frame
-            cause = e.__cause__ if isinstance(e, ActorLostError) else e
-            if isinstance(cause, DependencyNotInstalled):
-                raise UsageError(
-                    f"render={flags.render} needs a package that is not installed",
-                    allowed="pip install 'border-cli[render]'",
-                ) from e
-            raise
+        evaluation = runner.evaluate(policy, saved.info.version, seeds, tick)
         if evaluation is None:
             raise Interrupted(stop.code or ExitCode.SIGINT)
     return evaluation
@@ -200,22 +197,13 @@ def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> GymEnv
         ) from e
 
 
-def _film(
-    flags: Namespace,
-    saved: SavedModel,
-    located: Located,
-    config: EnvConfig,
-    policy: ActingPolicy,
-    path: Path,
-) -> None:
+def _film(flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy, path: Path) -> None:
     """Film episodes with the seeds of the first ones, each to a file beside the results, and say where.
 
     Where the policy or the environment draws random numbers, an episode may differ from that of the evaluation.
     """
     from border_cli.training.films import film_episode
 
-    if located.run_dir is not None:
-        check_plain(located.run_dir, flags.trust)
     with StopFlag() as stop, closing(_make_env(config, 1, "rgb_array")) as env:
         for episode in range(min(flags.video, flags.episodes)):
             target = path.with_name(f"{path.stem}-episode{episode}.mp4")
@@ -254,17 +242,3 @@ def _result_path(flags: Namespace, located: Located, opt_steps: int, changed: Ma
     if located.run_dir is None:
         return located.path.resolve().parent / f"eval-{file}"
     return located.run_dir / "eval" / file
-
-
-def _write(path: Path, located: Located, data: Mapping[str, Any], trusted: bool) -> list[str]:
-    """Write the statistics. Returns lines that say where; a folder that cannot be written to is no error."""
-    try:
-        if located.run_dir is not None:
-            check_plain(located.run_dir, trusted)
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, data)
-        return [f"written: {path}"]
-    except OSError as e:
-        return [f"not written: {path}: {e.strerror or e}"]
-    except UsageError as e:
-        return [f"not written: {first_line(e)}"]

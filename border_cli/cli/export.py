@@ -8,12 +8,11 @@ from pathlib import Path
 
 from border_cli.cli.command import command, show
 from border_cli.cli.eval import find_model
-from border_cli.cli.overrides import Parser, parse_overrides, typed_names
+from border_cli.cli.overrides import Parser, typed_names
 from border_cli.config.schema import option
 from border_cli.core.errors import ResourceError, UsageError
 from border_cli.run import load
 from border_cli.run.directory import DISK_FULL, shown
-from border_cli.run.trust import check_plain
 
 
 @dataclass
@@ -30,13 +29,12 @@ class _Settings:
 @command
 def main(argv: Sequence[str]) -> None:
     """The command."""
-    examples = ("checkpoint=best", "checkpoint=last")
-    parser = Parser("border-export", _Settings, ("plugins=",), examples)
-    flags, paths, plugins = parser.read_paths(argv)
-    if parser.answers(flags, paths):
+    parser = Parser("border-export", _Settings, ("plugins=",))
+    flags, paths, overrides = parser.read_paths(argv)
+    if parser.answers(flags):
         return
-    named = typed_names(parse_overrides(plugins)).get("plugins", ())
-    located, saved = find_model(paths, flags.checkpoint)
+    named = typed_names(overrides).get("plugins", ())
+    located, saved = find_model(paths, flags.checkpoint, flags.trust)
     model = saved.description
     load.import_plugins(model, named, flags.trust)
     policy = load.make_policy(saved, 0)
@@ -47,8 +45,6 @@ def main(argv: Sequence[str]) -> None:
         if (folder / "README.md").exists() and not list(folder.glob("policy.*")):
             raise UsageError(f"out={folder} has a README.md of something else", allowed="out=<a new folder>")
     else:
-        if located.run_dir is not None:
-            check_plain(located.run_dir, flags.trust)
         folder = (located.run_dir or located.path) / "export" / flags.format
     env = load.env_config(model)
     title = f"{model.agent['type']} on {env.name}, opt step {saved.info.version:,}"

@@ -10,35 +10,29 @@ from operator import getitem
 from typing import Any
 
 from border_cli.cli.command import read_page
-from border_cli.cli.compose import Composer, plain_data
-from border_cli.config.convert import describe_range, known_keys, to_config, to_plain
+from border_cli.cli.compose import Composer, typed_config
+from border_cli.config.convert import describe_range, known_keys, to_plain
 from border_cli.config.presets import NONE, conf_dir, shipped, tuned_for, variants
 from border_cli.config.schema import GROUPS, OptionInfo, TrainConfig
 
 _WIDTH = 100
 
-_MOST_USED = {
-    "": ("n_actors", "seed", "device", "init_from", "plan"),
-    "env": ("id", "kwargs"),
-    "agent": ("lr", "batch_size", "gamma"),
-    "buffer": ("capacity", "n_step"),
-    "actor_manager": ("envs_per_actor",),
-    "trainer": (
-        *("max_env_steps", "max_opts", "max_time", "stop_return"),
-        *("opt_interval", "warmup_period", "eval_interval", "save_interval"),
-    ),
-    "evaluator": ("episodes",),
-    "checkpoint": ("keep",),
-}
+_MOST_USED = (
+    *("n_actors", "seed", "device", "init_from", "plan", "env.id", "env.kwargs"),
+    *("agent.lr", "agent.batch_size", "agent.gamma", "buffer.capacity", "buffer.n_step"),
+    *("actor_manager.envs_per_actor", "trainer.max_env_steps", "trainer.max_opts", "trainer.max_time"),
+    *("trainer.stop_return", "trainer.opt_interval", "trainer.warmup_period", "trainer.eval_interval"),
+    *("trainer.save_interval", "evaluator.episodes", "checkpoint.keep"),
+)
 
 
 def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
     """The page, or all keys of these groups, with the values that the composer's overrides give."""
-    merged = composer.merge(composer.argv())
-    plain = to_plain(to_config(plain_data(merged)))
+    merged = composer.merge()
+    chosen = merged.hydra.runtime.choices
+    plain = to_plain(typed_config(merged, chosen, composer.choices("preset")))
     infos = known_keys(plain)
     values = {key: reduce(getitem, key.split("."), plain) for key in infos}
-    chosen = merged.hydra.runtime.choices
     composed = (
         f"with the values of agent={chosen['agent']} env={chosen['env']} preset={values['preset.name']}"
     )
@@ -58,8 +52,7 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
         "",
         f"Most used keys {composed}",
     ]
-    most_used = [f"{group}.{name}".lstrip(".") for group, names in _MOST_USED.items() for name in names]
-    page += [*_key_lines(most_used, infos, values), "", read_page("train-flags").format(folder=conf_dir())]
+    page += [*_key_lines(_MOST_USED, infos, values), "", read_page("train-flags").format(folder=conf_dir())]
     return "\n".join(page)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,9 +16,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 
-import border_cli
 from border_cli.cli.command import read_page, show
-from border_cli.cli.complete import complete_command
+from border_cli.cli.complete import complete
 from border_cli.config.convert import (
     all_keys,
     known_fields,
@@ -35,40 +35,37 @@ class Parser(argparse.ArgumentParser):
     """argparse for flags; settings of the form `key=value` are read as values of the configuration are.
 
     settings: a dataclass of options, None for a command without settings · overrides: beginnings of the arguments that
-    `read_paths` returns for `parse_overrides`; None for a command without paths · examples: more words for completion.
+    `read_paths` takes for overrides · composes: whether the command composes a configuration; its flags can be completed.
     """
 
     def __init__(
         self,
         prog: str,
         settings: type | None = None,
-        overrides: tuple[str, ...] | None = None,
-        examples: Sequence[str] = (),
+        overrides: tuple[str, ...] = (),
+        *,
+        composes: bool = False,
     ) -> None:
         super().__init__(prog=prog, add_help=False, allow_abbrev=False)
         self._class, self._settings = settings, {} if settings is None else section_keys(settings)
-        self._overrides, self._examples = overrides, examples
+        self._overrides = overrides
         self.add_argument("--help", "-h", action="store_true")
         self.add_argument("--version", action="store_true")
-        self.add_argument("--shell-completion", "-sc", action="store_true")
+        if composes:
+            self.add_argument("--config-dir", "-cd")
+            self.add_argument("--shell-completion", "-sc", action="store_true")
 
-    @property
-    def _flags(self) -> list[str]:
-        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-
-    def answers(self, flags: argparse.Namespace, rest: Sequence[str | Path]) -> bool:
+    def answers(self, flags: argparse.Namespace, rest: Sequence[str] = ()) -> bool:
         """Show the help page, the version, or what completes a word, if one of them is asked for; whether one was."""
         if flags.help:
             show(read_page(self.prog.removeprefix("border-")))
         elif flags.version:
-            show(f"border-cli {border_cli.__version__}")
-        elif flags.shell_completion:
-            names = [
-                f"{key}={value}" for key, info in self._settings.items() for value in ("", *info.choices)
-            ]
-            words = [*names, *self._examples, *self._flags, *(self._overrides or ())]
-            complete_command(list(map(str, rest)), None if self._overrides is None else words)
-        return bool(flags.help or flags.version or flags.shell_completion)
+            show(f"border-cli {version('border-cli')}")
+        elif getattr(flags, "shell_completion", False):
+            complete(rest)
+        else:
+            return False
+        return True
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags and settings, and the remaining arguments in order. Raises UsageError for an unknown flag."""
@@ -87,31 +84,31 @@ class Parser(argparse.ArgumentParser):
                 values = typed.setdefault(section, {}) if section else typed
                 values[name] = None if value == "null" else unquoted(value)
         flags, rest = self.parse_known_args(others)
-        for arg in rest:
-            if arg.startswith("-"):
-                flag = arg.partition("=")[0]
-                key = flag.lstrip("-").replace("-", "_")
-                match = f"{key}=<value>" if key in self._settings else nearest(flag, self._flags)
-                raise UsageError(f"there is no flag {flag}", nearest=match, allowed=self._flags)
+        if unknown := [arg.partition("=")[0] for arg in rest if arg.startswith("-")]:
+            known = [
+                name for action in self._actions for name in action.option_strings if name.startswith("--")
+            ]
+            key = unknown[0].lstrip("-").replace("-", "_")
+            match = f"{key}=<value>" if key in self._settings else nearest(unknown[0], known)
+            raise UsageError(f"there is no flag {unknown[0]}", nearest=match, allowed=known)
         if self._class is not None:
             vars(flags).update(vars(read_section(self._class, typed, "")))
         return flags, rest
 
-    def read_paths(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[Path], list[str]]:
+    def read_paths(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[Path], list[Override]]:
         """The flags and settings, the paths, and the overrides. Raises UsageError for an unknown setting too."""
-        overrides = self._overrides or ()
-        known, rest = self.read([arg for arg in argv if not arg.startswith(overrides)])
+        flags, rest = self.read([arg for arg in argv if not arg.startswith(self._overrides)])
         for arg in rest:
             key, equals, _ = arg.partition("=")  # the name of a sweep's job contains "=" as well
-            if equals and "/" not in key and not Path(arg).exists() and not known.shell_completion:
+            if equals and "/" not in key and not Path(arg).exists():
                 match = nearest(key, self._settings)
-                others = [f"{start}<key>".replace("=<key>", "") for start in overrides]
+                others = [f"{start}<key>".replace("=<key>", "") for start in self._overrides]
+                allowed = [*self._settings, *others]
                 raise UsageError(
-                    f"{key}: there is no such key",
-                    nearest=match and f"{match}=",
-                    allowed=[*self._settings, *others],
+                    f"{key}: there is no such key", nearest=match and f"{match}=", allowed=allowed
                 )
-        return known, [Path(arg) for arg in rest], [arg for arg in argv if arg.startswith(overrides)]
+        overrides = parse_overrides([arg for arg in argv if arg.startswith(self._overrides)])
+        return flags, list(map(Path, rest)), overrides
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong with an argument."""
@@ -128,9 +125,9 @@ def unquoted(text: str) -> str:
 
 def parse_overrides(argv: Sequence[str]) -> list[Override]:
     """Read overrides. Raises UsageError for one that is not `key=value`, cannot be read, or is set by files alone."""
-    if not __debug__:
+    if not __debug__:  # Hydra reads arguments with assert statements
         raise UsageError(
-            "Hydra reads arguments with assert statements", allowed="no PYTHONOPTIMIZE and no -O"
+            "Python's -O removes what reads the arguments", allowed="no PYTHONOPTIMIZE and no -O"
         )
     overrides = []
     for arg in argv:

@@ -48,10 +48,10 @@ class _Settings:
 @command
 def main(argv: Sequence[str]) -> None:
     """The command."""
-    parser = Parser("border-report", _Settings, overrides=())
+    parser = Parser("border-report", _Settings)
     parser.add_argument("--json", action="store_true")
     flags, paths, _ = parser.read_paths(argv)
-    if not parser.answers(flags, paths):
+    if not parser.answers(flags):
         _report(flags, paths)
 
 

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+
+from hydra.core.override_parser.types import Override
 
 from border_cli.cli.command import tracebacks
 from border_cli.cli.compose import Composed
-from border_cli.config.resolve import changes, check_changes, inherit, reopen
-from border_cli.config.schema import TrainConfig
-from border_cli.config.validate import validate
+from border_cli.cli.overrides import check_single, override_values, set_value, typed_names
+from border_cli.config import registry
+from border_cli.config.convert import to_config, to_plain
+from border_cli.config.resolve import (
+    changes,
+    check_changes,
+    inherit,
+    reopen,
+    reopen_for_device,
+    with_typed_budget,
+)
+from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.config.validate import check_effect, validate
+from border_cli.core.errors import UsageError
 from border_cli.core.progress import RunResult, View
 from border_cli.display.output import output
 from border_cli.run.directory import (
@@ -19,8 +34,10 @@ from border_cli.run.directory import (
     exclusive,
     locked,
     read_config,
+    read_config_data,
     write_config,
 )
+from border_cli.run.trust import check_code, check_plain
 from border_cli.runtime.signals import StopFlag
 
 
@@ -41,6 +58,14 @@ def start_run(composed: Composed, launch: Launch, view: View | None = None) -> R
             return composed.run_as_job(
                 held, lambda: train(config, spec, held, launch, stop, decided=decided, view=view)
             )
+
+
+def continue_run(run_dir: Path, config: TrainConfig, launch: Launch, view: View | None = None) -> RunResult:
+    """Resume a run with the configuration that its command composes now. Raises BorderError."""
+    stored = reopen(read_config(run_dir))
+    config = inherit(config, stored)
+    validate(config)
+    return resume_run(run_dir, stored, config, launch, view)
 
 
 def resume_run(
@@ -65,12 +90,47 @@ def resume_run(
         return train(config, spec, run_dir, launch, stop, resumed, decided=decided, view=view)
 
 
-def continue_run(run_dir: Path, config: TrainConfig, launch: Launch, view: View | None = None) -> RunResult:
-    """Resume a run with the configuration that its command composes now. Raises BorderError."""
-    stored = reopen(read_config(run_dir))
-    config = inherit(config, stored)
+def stored_config(
+    run_dir: Path, overrides: Sequence[Override], trusted: bool
+) -> tuple[TrainConfig, TrainConfig]:
+    """The configuration of a run, and the same with the overrides, checked.
+
+    Modules that the run names are imported only if they are typed too, or trusted; see `border_cli.run.trust`.
+    """
+    check_plain(run_dir, trusted)
+    data, names = read_config_data(run_dir), typed_names(overrides)
+    plugins = data.get("plugins")
+    modules = [name for name in plugins if isinstance(name, str)] if isinstance(plugins, list) else []
+    check_code({"plugins": modules}, names, trusted)  # before the rest is checked: they may define its keys
+    registry.import_plugins([*modules, *names.get("plugins", ())])
+    stored = reopen(to_config(data))
+    config = _with_overrides(stored, overrides)
+    check_code(to_plain(config), names, trusted)
+    return stored, config
+
+
+def _with_overrides(stored: TrainConfig, overrides: Sequence[Override]) -> TrainConfig:
+    check_single(overrides)
+    changed, typed = to_plain(stored), override_values(overrides)
+    for override in overrides:
+        key = override.key_or_group
+        if key in GROUPS:
+            raise UsageError(
+                f"resume: {key}={override.value()} chooses a group, and a stored run keeps its own",
+                allowed=f"single values, such as {key}.<key>=<value>, or a new run with init_from=<run>",
+            )
+        set_value(changed, override, command="resume")
+    for group, section in changed.items():
+        if f"{group}.type" in typed and (entry := registry.find(group, section["type"])) is not None:
+            known = {option.name for option in fields(entry.config)}  # which may lack keys of the stored type
+            changed[group] = {k: v for k, v in section.items() if k in known or f"{group}.{k}" in typed}
+    config, t = to_config(changed), stored.trainer
+    if None in (t.max_opts, t.max_env_steps):  # if it has both, both were chosen
+        config = with_typed_budget(config, typed)
+    config = reopen_for_device(config, stored, typed)
     validate(config)
-    return resume_run(run_dir, stored, config, launch, view)
+    check_effect(config, typed)
+    return config
 
 
 def end_imports() -> None:

@@ -1,38 +1,42 @@
 """The command line that somebody who knows another tool meant: `--algo dqn --env CartPole-v1` is agent=dqn env=cartpole.
 
-Words of other tools are never taken: the error shows the whole command in ours.
+Words of other tools are never taken: the error shows the whole command in ours. other_tools.yaml has the words.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from border_cli.config import presets
-from border_cli.config.convert import RESUME, all_keys, known_keys, nearest_key, read_number
-from border_cli.config.other_tools import known_as, table
+from border_cli.config.convert import all_keys, nearest_key
 from border_cli.config.registry import AGENTS
-from border_cli.config.schema import GROUPS, TrainerConfig
+from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
 
-_SWITCHES = ("-m", "--multirun", "--version")
-_FLAGS = (*_SWITCHES, "-c", "--cfg", "-cd", "--config-dir")
-_UNTOUCHED = ("-h", "--help", "-sc", "--shell-completion")
+_FLAGS = {"-m": 0, "--multirun": 0, "--version": 0, "-c": 1, "--cfg": 1, "-cd": 1, "--config-dir": 1}
+"""Our flags, each with the number of its values."""
+_PAGES = ("-h", "--help", "-sc", "--shell-completion")
 _OWN_FILES = ("--config-dir", "-cd", "plugins=", "hydra.searchpath=")
 """With these, options and keys may be the user's own."""
-_BEGINNINGS = ("hydra", "sweep.", "preset.", "env.kwargs.", f"{RESUME}=", "trust=", "~")
-_PAIRS = {"env.kwargs": "env.kwargs.", "# values follow": ""}
-"""Options followed by key:value, and the beginning of the keys."""
+_BEGINNINGS = ("hydra", "sweep.", "preset.", "env.kwargs.", "resume=", "trust=", "~")
+_VALUES = {
+    "recorder.wandb": {"true": "online", "false": "none", "disabled": "none"},
+    "device": {"gpu": "cuda", "auto": "cpu"},
+}
+"""Values of our settings, as other tools call them."""
 _ATARI = re.compile(r"(ALE/)?(?P<game>[A-Z]\w*?)(NoFrameskip|Deterministic)?(-v\d+)?")
 
 
 def check_words(argv: Sequence[str], command: str) -> None:
     """Raise UsageError with the whole command in our words, if some are those of another tool."""
-    if any(word.startswith(_UNTOUCHED) for word in argv):
+    if any(word.startswith(_PAGES) for word in argv):
         return
     translation = _Translation(argv)
     if translation.foreign:
@@ -45,13 +49,17 @@ def check_words(argv: Sequence[str], command: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Word:
-    """One setting or flag. target: our key, an entry of other_tools.yaml, None if unknown · typed: as it was typed."""
+@cache
+def table() -> dict[str, Any]:
+    """other_tools.yaml: `words`, by ours; `on_policy`; `algorithms`."""
+    text = Path(__file__).with_name("other_tools.yaml").read_text(encoding="utf-8")
+    words: dict[str, Any] = yaml.safe_load(text)
+    return words
 
-    target: str | None
-    value: str
-    typed: str
+
+@cache
+def _by_word() -> dict[str, str]:
+    return {word: target for target, words in table()["words"].items() for word in words.split()}
 
 
 class _Translation:
@@ -66,58 +74,55 @@ class _Translation:
         self.left_out = list[str]()
         self._keys = (*GROUPS, *all_keys())
         self._own_files = any(word.startswith(_OWN_FILES) for word in argv)
-        read = list(self._read(argv))
-        self._typed = {word.target: word.value for word in read}
-        self._env = self._environment(self._typed.get("env", "cartpole"))
-        self._agent = self._algorithm(self._typed.get("agent", ""))
-        for word in read:
-            self._add(word)
-        keys = [word.partition("=")[0] for word in self.words]
-        self.words = [word for i, word in enumerate(self.words) if keys[i] not in keys[i + 1 :]]
-        if self.foreign and "agent" not in keys and self._agent != "dqn":
-            self.words.insert(0, f"agent={self._agent}")
-
-    # -- reading -------------------------------------------------------------
-
-    def _read(self, argv: Sequence[str]) -> Iterator[_Word]:
+        self._any_game = "env=atari" in argv
         rest = list(argv)
         while rest:
-            word = rest.pop(0)
-            if word in _FLAGS:
-                yield _Word(word, "", word)
-                if word not in _SWITCHES and rest:
-                    yield _Word(rest[0], "", rest.pop(0))
-            elif word.startswith("-"):
-                yield from self._read_option(word, rest)
-            elif "=" in word:
-                key, _, value = word.lstrip("+").partition("=")
-                is_ours = word.startswith(_BEGINNINGS) or key in self._keys or self._own_files
-                yield _Word(key if is_ours else self._target(key), value, word)
-            else:
-                yield _Word(self._target_of_bare(word), word, word)
+            self._translate(rest)
+        has_agent = any(word.startswith("agent=") for word in self.words)
+        env = next((word.removeprefix("env=") for word in self.words if word.startswith("env=")), "cartpole")
+        tuned = presets.tuned_for().get(env, ["dqn"]) if self.foreign and not has_agent else ["dqn"]
+        if "dqn" not in tuned:
+            self.words.insert(0, f"agent={tuned[0]}")
 
-    def _read_option(self, word: str, rest: list[str]) -> Iterator[_Word]:
-        """`--key value`, `--key=value`, `--switch`, or `--params key:value …`, whose values are taken from `rest`."""
-        name, equals, value = word.lstrip("-").partition("=")
-        target = self._target(name)
-        if target in _PAIRS:
-            while rest and ":" in rest[0]:
-                key, _, value = rest[0].partition(":")
-                yield _Word(self._target(f"{_PAIRS[target]}{key}"), value, f"{word} {rest.pop(0)}")
+    def _translate(self, rest: list[str]) -> None:
+        """Take the first of the remaining words, with its value, and add what it means."""
+        word = rest.pop(0)
+        if word in _FLAGS or word.startswith(_BEGINNINGS):
+            n_values = _FLAGS.get(word, 0)
+            self.words += [word, *rest[:n_values]]
+            del rest[:n_values]
             return
-        is_switch = target is not None and "=" in target and not target.startswith("#")
-        is_value = re.compile(r"true|false" if is_switch else r"[^-=][^=]*|-[\d.]+", re.IGNORECASE)
-        if not equals and rest and is_value.fullmatch(rest[0]):
-            value = rest.pop(0)
-            word = f"{word} {value}"
-        yield _Word(target, value, word)
+        name, equals, value = word.lstrip("-+").partition("=")
+        is_option = word.startswith("-")
+        target = self._target(name) if equals or is_option else self._target_of_bare(word)
+        if is_option and not equals:
+            is_unused = target is not None and target.startswith("#")
+            is_switch = target is not None and "=" in target and not is_unused
+            is_value = re.compile(r"true|false" if is_switch else r"[^-=][^=]*|-[\d.]+", re.IGNORECASE)
+            while rest and is_value.fullmatch(rest[0]) and (is_unused or not value):
+                value = rest.pop(0)
+                word = f"{word} {value}"
+        elif not equals:
+            value = word
+        if is_option and target is None:
+            self.left_out.append(f"{word} (there is no such setting)")
+            return
+        meant = self._meant(target, value, word)
+        self.words += meant
+        if " ".join(meant) != word.lstrip("+"):
+            self.foreign.append(word)
 
     def _target(self, name: str) -> str | None:
+        """Our key for a name, or an entry of the table; None for a name that is unknown."""
         key = name.replace("-", "_")
         if key.startswith(("env.kwargs.", "sweep.")) or key in self._keys:
             return key
+        if self._own_files and name == key:
+            return None
         by_leaf = {full.rpartition(".")[2]: full for full in reversed(self._keys)}
-        if (target := known_as(key) or by_leaf.get(key)) is None and key.startswith("env."):
+        spelled = key.lower()
+        known = _by_word().get(spelled.replace(".", "_")) or _by_word().get(spelled.rpartition(".")[2])
+        if (target := known or by_leaf.get(key)) is None and key.startswith("env."):
             return None if nearest_key(key, self._keys) else f"env.kwargs.{key.removeprefix('env.')}"
         return target
 
@@ -126,83 +131,36 @@ class _Translation:
             return "agent"
         if word in presets.env_ids() or re.search(r"-v\d+$", word):
             return "env"
-        target = known_as(word)
+        target = _by_word().get(word.lower())
         return target if target and target.startswith("#") else None
 
-    # -- meaning -------------------------------------------------------------
-
-    def _add(self, word: _Word) -> None:
-        """Add what a word means, or why it means nothing."""
-        target = word.target
-        if target is None and word.typed.startswith("-"):
-            self.left_out.append(f"{word.typed} (there is no such setting)")
-            return
-        meant = [word.typed] if target in (None, word.typed) else self._meant(word)
-        key = meant[0].partition("=")[0] if meant else ""
-        if key.startswith("agent.") and key in self._keys and key not in self._agent_keys:
-            self.left_out.append(f"{word.typed} (agent={self._agent} has no such setting)")
-            meant = []
-        self.words += meant
-        if " ".join(meant).lstrip("+") != word.typed.lstrip("+"):
-            self.foreign.append(word.typed)
-
-    @property
-    def _agent_keys(self) -> Any:
-        agent = self._agent.partition(",")[0]
-        return known_keys({"agent": {"type": agent}}) if agent in AGENTS else self._keys
-
-    def _meant(self, word: _Word) -> list[str]:
-        target, value = str(word.target), word.value
-        key, _, unit = target.partition(" [")
+    def _meant(self, target: str | None, value: str, typed: str) -> list[str]:
+        if target is None:
+            return [typed.lstrip("+")]
         if target.startswith("#") or value.endswith(".zip"):
             why = target.removeprefix("# ") if target.startswith("#") else "files of other tools are not read"
-            self.left_out.append(f"{word.typed} ({why})")
+            self.left_out.append(f"{typed} ({why})")
             return []
-        if target in ("env", "agent"):
-            if value != self._typed[target]:  # the same key follows, and the last one counts
-                return [f"{target}={value}"]
-            return self._env if target == "env" else [f"agent={self._agent}"]
+        if "=" in target:
+            return [] if value.lower() in ("false", "0", "no") else target.split()
         if target == "--config-dir":
             return [target, value]
-        if "=" in target:
-            is_off = value.lower() in ("false", "0", "no")
-            return (["device=cpu"] if target == "device=cuda" else []) if is_off else target.split()
-        if key == "env.id" and self._typed.get("env") == "atari" and (game := _ATARI.fullmatch(value)):
-            value = f"ALE/{game['game']}-v5" if not game[1] else value
-        with contextlib.suppress(ValueError):  # several values, or no number: the schema says what is allowed
-            value = self._converted(unit.rstrip("]"), value)
-        return [f"{key}={table()['values'].get(key, {}).get(value.lower(), value)}"]
-
-    def _converted(self, unit: str, value: str) -> str:
-        """A value in our unit. Raises ValueError for no number."""
-        if unit == "gpu":
-            return f"cuda:{value}" if value.isdigit() else "cuda"
-        if unit == "share of budget":
-            return str(round(read_number(value) * self._number("max_env_steps")))
-        if unit == "opt steps":
-            return str(max(1, round(read_number(value) / self._number("opt_interval"))))
-        if unit == "inverse":
-            env_steps = read_number(self._typed.get("trainer.opt_interval", "1"))
-            opt_steps = read_number(value)
-            return f"{env_steps / opt_steps if opt_steps > 0 else 1:g}"
-        return value
-
-    def _number(self, name: str) -> float:
-        """A number of the trainer: typed, or of the preset, or the default."""
-        env = self._env[0].partition("=")[2]
-        preset = presets.shipped().get(f"{self._agent}_{env}", {}).get("trainer", {})
-        default = preset.get(name, getattr(TrainerConfig(), name))
-        return read_number(str(self._typed.get(f"trainer.{name}", default)))
+        if target == "env":
+            words = [self._environment(name) for name in value.split(",")]
+            others = ",".join(word[-1].removeprefix("env=") for word in words)
+            return words[0] if len(words) == 1 else [f"env={others}"]
+        if target == "agent":
+            return [f"agent={','.join(map(self._algorithm, value.split(',')))}"]
+        game = _ATARI.fullmatch(value) if target == "env.id" and self._any_game else None
+        if game and not game[1]:
+            value = f"ALE/{game['game']}-v5"
+        return [f"{target}={_VALUES.get(target, {}).get(value.lower(), value)}"]
 
     def _environment(self, name: str) -> list[str]:
         """The words for an environment by its option, its id, or its id in another version."""
         ids = presets.env_ids()
         if self._own_files or name in ids:
             return [f"env={name}"]
-        if "," in name and "[" not in name:
-            return [
-                f"env={','.join(self._environment(one)[-1].removeprefix('env=') for one in name.split(','))}"
-            ]
         game = _ATARI.fullmatch(name)
         short = game["game"] if game else name
         for option, env_id in ids.items():
@@ -215,17 +173,13 @@ class _Translation:
         return ["env=gym", f"env.id={name}"] if re.search(r"-v\d+$", name) else [f"env={name}"]
 
     def _algorithm(self, name: str) -> str:
-        """The agent of this name; for an algorithm that is not here, and without a name, one for the environment."""
+        """The agent of this name; for an algorithm that is not here DQN, or the name as it is."""
         if self._own_files or name in AGENTS:
             return name
-        if "," in name:
-            return ",".join(map(self._algorithm, name.split(",")))
-        if name and _plain(name) not in table()["on_policy"].split():
-            return _agent(name) or name
-        if name:
+        if _plain(name) in table()["on_policy"].split():
             self.left_out.append(f"{name} (on-policy: border-train has off-policy agents only)")
-        tuned = presets.tuned_for().get(self._env[0].partition("=")[2], ["dqn"])
-        return "dqn" if "dqn" in tuned else tuned[0]
+            return "dqn"
+        return _agent(name) or name
 
 
 def _plain(name: str) -> str:
@@ -235,10 +189,5 @@ def _plain(name: str) -> str:
 def _agent(name: str) -> str | None:
     """Our name of an algorithm: QR-DQN is qrdqn, dqn_atari is dqn; None where there is none."""
     plain = _plain(name)
-    candidates = (
-        plain,
-        plain.replace("_", ""),
-        table()["algorithms"].get(plain, ""),
-        plain.partition("_")[0],
-    )
-    return next((name for name in candidates if name in AGENTS), None)
+    known = (plain, plain.replace("_", ""), table()["algorithms"].get(plain, ""), plain.partition("_")[0])
+    return next((name for name in known if name in AGENTS), None)

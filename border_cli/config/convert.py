@@ -21,7 +21,6 @@ from typing import Any
 
 import yaml
 
-from border_cli.config.other_tools import known_as
 from border_cli.config.registry import IMPORTABLE, TABLES, find
 from border_cli.config.schema import OptionInfo, TrainConfig, WrapperConfig
 from border_cli.core.errors import UsageError, first_line
@@ -42,14 +41,11 @@ def nearest(word: str, candidates: Iterable[str], cutoff: float | None = None) -
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
     """The known dotted key that was probably meant by `key`.
 
-    It is, in this order: the key for what another tool calls so; one of the same section; the only one of the same
-    section with this word in its name; one of another section with this name.
+    It is, in this order: one of the same section; the only one of the same section with this word in its name; one of
+    another section with this name.
     """
     keys = [name for name in known if not name.startswith("preset.")]
     parent, _, leaf = key.rpartition(".")
-    known_here = (known_as(key) or "").partition(" [")[0]
-    if known_here in keys:
-        return known_here
     anywhere = {name.rpartition(".")[2]: name for name in reversed(keys)}  # the first declared of equal names
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     match = nearest(leaf, beside)
@@ -88,25 +84,15 @@ def describe(error: Exception) -> str:
 
 # -- the typed configuration ---------------------------------------------
 
-RESUME = "resume"
-"""A word of the command beside the keys: the run to resume."""
 _LARGEST = 2**63 - 1
 T = typing.TypeVar("T")
 _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
-class ConfigError(UsageError):
-    """A value that the schema refuses; `key` is its dotted name."""
-
-    def __init__(self, key: str, problem: str, **more: Any) -> None:
-        super().__init__(f"{key}: {problem}" if key else problem, **more)
-        self.key = key
-
-
 def to_config(data: Mapping[str, Any]) -> TrainConfig:
     """Plain data to the typed configuration; what is missing takes the schema's default.
 
-    Raises ConfigError for an unknown key, a wrong type, a value out of range, an unknown `type` of a section.
+    Raises UsageError for an unknown key, a wrong type, a value out of range, an unknown `type` of a section.
     """
     classes = {group: _section_class(group, data.get(group, {})) for group in TABLES}
     # the class of a section that is missing is not the one of the schema's default
@@ -115,7 +101,7 @@ def to_config(data: Mapping[str, Any]) -> TrainConfig:
 
 
 def read_section(cls: type[T], data: Mapping[str, Any], path: str) -> T:
-    """An instance of a dataclass whose fields are options. path: of the section, for messages. Raises ConfigError."""
+    """An instance of a dataclass whose fields are options. path: of the section, for messages. Raises UsageError."""
     section: T = _section(cls, data, path, {})
     return section
 
@@ -123,6 +109,16 @@ def read_section(cls: type[T], data: Mapping[str, Any], path: str) -> T:
 def to_plain(config: TrainConfig) -> dict[str, Any]:
     """The inverse of `to_config`: dicts, lists and scalars, fit for YAML and JSON."""
     return dataclasses.asdict(config)
+
+
+def default_values(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema's defaults as plain data; the `type` of each section in `data` decides its keys, where there is such."""
+    kinds = {"agent": {"type": next(iter(TABLES["agent"]))}}
+    for group in TABLES:
+        section = data.get(group)
+        if isinstance(section, Mapping) and section.get("type") in TABLES[group]:
+            kinds[group] = {"type": section["type"]}
+    return to_plain(to_config(kinds))
 
 
 def as_typed(value: Any) -> str:
@@ -172,10 +168,22 @@ def all_keys() -> dict[str, OptionInfo]:
     return keys
 
 
+def _walk(cls: type, path: str, classes: Mapping[str, type]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    for field in dataclasses.fields(cls):
+        key = f"{path}{field.name}"
+        if "option" in field.metadata:
+            yield key, field
+        else:
+            yield from _walk(classes.get(key, _hints(cls)[field.name]), f"{key}.", classes)
+
+
+# -- sections ------------------------------------------------------------
+
+
 def _section_class(group: str, section: Any) -> type:
     """The dataclass of a section that has a `type`."""
     if not isinstance(section, Mapping):
-        raise ConfigError(group, _wrong_type(section), allowed="keys with values")
+        raise UsageError(f"{group}: {_wrong_type(section)}", allowed="keys with values")
     kind = section.get("type") or _hints(TrainConfig)[group].type  # the schema's default, where it has one
     entry = find(group, kind) if isinstance(kind, str) else None
     if entry is not None:
@@ -183,26 +191,17 @@ def _section_class(group: str, section: Any) -> type:
     problem = "is missing" if kind == "" else f"there is no {kind!r}"
     match = nearest(kind, TABLES[group]) if isinstance(kind, str) else None
     allowed = [*TABLES[group], *(["module:name"] if group in IMPORTABLE else [])]
-    raise ConfigError(f"{group}.type", problem, nearest=match, allowed=allowed)
-
-
-def _walk(cls: type, path: str, classes: Mapping[str, type]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    for field in dataclasses.fields(cls):
-        key = _join(path, field.name)
-        if "option" in field.metadata:
-            yield key, field
-        else:
-            yield from _walk(classes.get(key, _hints(cls)[field.name]), key, classes)
+    raise UsageError(f"{group}.type: {problem}", nearest=match, allowed=allowed)
 
 
 def _section(cls: type, data: Any, path: str, classes: Mapping[str, type]) -> Any:
-    """An instance of a dataclass from a mapping."""
+    """An instance of a dataclass from a mapping. path: its key."""
     if not isinstance(data, Mapping):
-        raise ConfigError(path or "the configuration", _wrong_type(data), allowed="keys with values")
+        raise UsageError(f"{path or 'the configuration'}: {_wrong_type(data)}", allowed="keys with values")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
     for name, value in data.items():
-        key = _join(path, str(name))
+        key = f"{path}.{name}" if path else str(name)
         if name not in fields:
             raise _unknown(key, list(fields), classes)
         hint, info = _hints(cls)[name], fields[name].metadata.get("option")
@@ -213,19 +212,25 @@ def _section(cls: type, data: Any, path: str, classes: Mapping[str, type]) -> An
     return cls(**values)
 
 
-def _unknown(key: str, siblings: list[str], classes: Mapping[str, type]) -> ConfigError:
+def _unknown(key: str, siblings: list[str], classes: Mapping[str, type]) -> UsageError:
     parent, _, name = key.rpartition(".")
     having = [kind for kind, entry in TABLES.get(parent, {}).items() if name in _hints(entry.config)]
-    if parent == "preset" and name in _hints(TrainConfig):
-        problem = "a preset sets values of other groups"
-        return ConfigError(key, problem, allowed="a file that begins with # @package _global_")
     if having:
         problem = f"{parent}={classes[parent]().type} has no such key"
-        return ConfigError(key, problem, allowed=f"{key} with {' or '.join(f'{parent}={k}' for k in having)}")
-    beside = [_join(parent, sibling) for sibling in siblings] + ([] if parent else [RESUME])
+        allowed = f"{key} with {' or '.join(f'{parent}={kind}' for kind in having)}"
+        return UsageError(f"{key}: {problem}", allowed=allowed)
+    beside = [f"{parent}.{sibling}" for sibling in siblings] if parent else [*siblings, "resume"]
     match = nearest_key(key, [*beside, *dict(_walk(TrainConfig, "", classes))])
     groups = [] if parent else [f"--config-dir DIR, with DIR/{name}/<option>.yaml, for a group of your own"]
-    return ConfigError(key, "there is no such key", nearest=match, allowed=[*beside, *groups])
+    return UsageError(f"{key}: there is no such key", nearest=match, allowed=[*beside, *groups])
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+# -- values --------------------------------------------------------------
 
 
 def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
@@ -243,7 +248,7 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
         match = nearest(value, info.choices) if isinstance(value, str) else None
         if isinstance(value, list) and typing.get_origin(kind) is None:
             match = f"-m {key}={','.join(map(as_typed, value))}, a run for each value"
-        raise ConfigError(key, str(e), nearest=match, allowed=f"{allowed}; {info.help}") from None
+        raise UsageError(f"{key}: {e}", nearest=match, allowed=f"{allowed}; {info.help}") from None
 
 
 def _kind_name(hint: Any) -> str:
@@ -262,10 +267,9 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
     """The value as the type of the hint. Raises ValueError."""
     kind = typing.get_origin(hint) or hint
     if kind is dict:
-        open_map, of_items = _open_map(value), typing.get_args(hint)[1]
-        if of_items is Any:
-            return open_map
-        return {name: _convert(of_items, info, item) for name, item in open_map.items()}
+        of_items = typing.get_args(hint)[1]
+        open_map = _open_map(value)
+        return open_map if of_items is Any else {k: _convert(of_items, info, v) for k, v in open_map.items()}
     if kind is list:
         if value is None:
             raise ValueError(f"{_wrong_type(value)}, not a list")
@@ -275,7 +279,11 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
         return _wrapper(value)
     if kind in (int, float):
         return _number(kind, info, value)
-    value = _truth(kind, info, value)
+    # true and false are texts in a shell and truth values in YAML, whatever is meant
+    if isinstance(value, bool) and "true" in info.choices:
+        value = str(value).lower()
+    if kind is bool and value in ("true", "false"):
+        value = value == "true"
     if not isinstance(value, kind):
         raise ValueError(_wrong_type(value))
     if info.choices and value not in info.choices:
@@ -283,23 +291,12 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
     return value
 
 
-def _truth(kind: Any, info: OptionInfo, value: Any) -> Any:
-    """The value; true and false are texts in a shell and truth values in YAML, whatever is meant."""
-    if isinstance(value, bool) and "true" in info.choices:
-        return str(value).lower()
-    return value == "true" if kind is bool and value in ("true", "false") else value
-
-
 def _wrapper(value: Any) -> WrapperConfig:
-    """A wrapper by its name, or by a map of name and arguments. Raises ValueError, ConfigError for what the map holds."""
-    if not isinstance(value, str | Mapping):
-        raise ValueError(_wrong_type(value))
+    """A wrapper by its name, or by a map of name and arguments. Raises ValueError, UsageError for what the map holds."""
     data = {"name": value} if isinstance(value, str) else value
-    if str(data.get("name")).startswith("kwargs:"):
-        raise ValueError(f"{_shortened(value)} is a part of a wrapper that a shell has split: quote it")
+    if not isinstance(data, Mapping) or not data.get("name"):
+        raise ValueError(_wrong_type(value))
     wrapper: WrapperConfig = _section(WrapperConfig, data, "env.wrappers", {})
-    if not wrapper.name:
-        raise ValueError(f"{_shortened(value)} has no name")
     return wrapper
 
 
@@ -308,16 +305,9 @@ def _open_map(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"{_wrong_type(value)}, not keys with values")
     try:
-        text = json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as e:  # such as a date, or a map that contains itself
+        copy: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as e:  # such as a date, nan, or a map that contains itself
         raise ValueError(f"{' '.join(str(e).split())}: it cannot be kept with a run") from None
-
-    def constant(name: str) -> float:
-        if name == "NaN":
-            raise ValueError("nan equals nothing, not even itself, and cannot be kept with a run")
-        return float(name)
-
-    copy: dict[str, Any] = json.loads(text, parse_constant=constant)
     return copy
 
 
@@ -325,18 +315,13 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 8640
 _AMOUNTS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
 
-def read_number(text: str, unit: str = "") -> float:
-    """The number in a text such as 1e6, 1_000_000, 100k or, with unit "s", 1h. Raises ValueError for anything else."""
-    match = re.fullmatch(r"(-?\d+(?:_\d+)*\.?\d*(?:e[+-]?\d+)?)([a-z]*)", text.strip().lower())
-    factors = {"": 1.0} | (_SECONDS if unit == "s" else _AMOUNTS)
-    if match is None or match[2] not in factors:
-        raise ValueError(_wrong_type(text))
-    return float(match[1]) * factors[match[2]]
-
-
 def _number(kind: type[int] | type[float], info: OptionInfo, value: Any) -> int | float:
+    """A number within its bounds, typed as 1e6, 1_000_000, 100k or, with the unit s, 1h. Raises ValueError."""
     if isinstance(value, str) and value[:1].isdigit():
-        value = read_number(value, info.unit)
+        match = re.fullmatch(r"(\d+(?:_\d+)*\.?\d*(?:e[+-]?\d+)?)([a-z]*)", value.strip().lower())
+        factors = {"": 1.0} | (_SECONDS if info.unit == "s" else _AMOUNTS)
+        if match and match[2] in factors:
+            value = float(match[1]) * factors[match[2]]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(_wrong_type(value))
     if kind is int and isinstance(value, float):
@@ -354,8 +339,9 @@ def _number(kind: type[int] | type[float], info: OptionInfo, value: Any) -> int 
 
 def describe_range(info: OptionInfo) -> str:
     """Bounds in words, such as "> 0 and <= 1"; empty without bounds."""
-    shown = ((sign, bound if isinstance(bound, int) else f"{bound:g}") for sign, bound in _bounds(info))
-    return " and ".join(f"{sign} {bound}" for sign, bound in shown)
+    return " and ".join(
+        f"{sign} {bound if isinstance(bound, int) else f'{bound:g}'}" for sign, bound in _bounds(info)
+    )
 
 
 def _bounds(info: OptionInfo) -> list[tuple[str, float]]:
@@ -365,20 +351,9 @@ def _bounds(info: OptionInfo) -> list[tuple[str, float]]:
 
 def _wrong_type(value: Any) -> str:
     """What was given, short enough for one line."""
-    if value is None:
-        return "null has no meaning here"
-    return f"{_shortened(value)} is of the wrong type"
+    return "null has no meaning here" if value is None else f"{_shortened(value)} is of the wrong type"
 
 
 def _shortened(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -23,41 +24,23 @@ from border_cli.core.errors import UsageError
 _MAKING_S = 120.0
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
 BUDGETS = ("trainer.max_opts", "trainer.max_env_steps", "trainer.max_time", "trainer.stop_return")
-_TIMEOUTS = tuple(f"actor_manager.{what}_timeout_s" for what in ("start", "heartbeat", "stop"))
-_SAFE = (
-    *BUDGETS,
-    "trainer.eval_interval",
-    "trainer.save_interval",
-    "trainer.record_interval",
-    "evaluator.",
-    "recorder.",
-    "checkpoint.",
-    "env.nonfinite",
-    "agent.compile",
-    "env.action_mask",  # decided when the run starts
-    "agent.lr_opt_steps",  # so are these
-    "buffer.beta_opt_steps",
-    "buffer.device",
-    *_TIMEOUTS,
-    "device",
-    "debug",
+_KEEP_THE_BITS = (
+    *("recorder.*", "checkpoint.*", "env.action_mask", "buffer.device", "debug"),
+    *(f"actor_manager.{what}_timeout_s" for what in ("start", "heartbeat", "stop")),
 )
+_SAFE = (
+    *_KEEP_THE_BITS,
+    *BUDGETS,
+    *("trainer.eval_interval", "trainer.save_interval", "trainer.record_interval", "evaluator.*"),
+    *("env.nonfinite", "agent.compile", "agent.lr_opt_steps", "buffer.beta_opt_steps", "device"),
+)
+_SAFE_RUNNING_FREE = ("n_actors", "actor_manager.*", "threads", "trainer.ratio_tolerance")
 _DECIDED_ONCE = (
     *("n_actors", "threads", "actor_manager.envs_per_actor", "trainer.lockstep_steps", "checkpoint.replay"),
     *("env.action_mask", "env.categories"),
     *("agent.lr_opt_steps", "agent.compile", "agent.v_min", "agent.v_max"),
 )
 """What is decided when a run starts, where it is open; so are all open values of the buffer."""
-_SAFE_RUNNING_FREE = ("n_actors", "actor_manager.", "threads", "trainer.ratio_tolerance")
-_KEEP_THE_BITS = (
-    *BUDGETS,
-    "recorder.",
-    "checkpoint.",
-    "env.action_mask",
-    "buffer.device",
-    *_TIMEOUTS,
-    "debug",
-)
 
 
 def resolve(
@@ -301,7 +284,7 @@ def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
         return
     shown = "; ".join(map(str, unsafe[:3])) + ("; …" if len(unsafe) > 3 else "")
     group = unsafe[0].key.partition(".")[0]
-    allowed = [f"{key}*" if key[-1] == "." else key for key in _allowed(config) if key.startswith(group)]
+    allowed = [key for key in _allowed(config) if key.startswith(group)]
     raise UsageError(
         f"resume: these values cannot change within a run: {shown}",
         allowed=", ".join(["a new run that starts from its weights, with init_from=<run>", *allowed]),
@@ -313,4 +296,4 @@ def _allowed(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _among(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
+    return any(fnmatchcase(key, name) for name in names)

@@ -1,7 +1,7 @@
 """The typed schema of a run: every value with its default, unit, range and meaning.
 
-`make conf` writes the files of conf/ that list all keys of a section from it. Sections with a `type` may have other
-dataclasses: `border_cli.config.registry` has them by the name of the type.
+The files of conf/ have only what differs from it. Sections with a `type` may have other dataclasses:
+`border_cli.config.registry` has them by the name of the type.
 """
 
 from __future__ import annotations
@@ -424,14 +424,13 @@ class PresetConfig:
     """Which preset the values came from. Written by the preset file, not by the user."""
 
     name: str = option("none", "file under conf/preset/")
-    env_id: str = option("", "id or import path of the environment that its values were tuned for")
+    env_id: str = option("", "id, import path or pattern of the environments that its values were tuned for")
     expect: str = option("", "what a run with it should reach")
     expect_return: float | None = option(None, "mean return that a run with it should reach", unit="reward")
     expect_env_steps: int | None = option(
         None, "env steps after which expect_return should be reached", unit="env steps", ge=1
     )
     source: str = option("", "where its values come from")
-    environments: dict[str, Any] = option({}, "values that differ for single environments of a family")
 
 
 @dataclass

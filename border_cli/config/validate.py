@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
 
 from border_cli.config import presets
 from border_cli.config.convert import as_typed, dotted, to_plain
@@ -22,17 +23,17 @@ from border_cli.config.resolve import (
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 
-Checks = Iterator[tuple[bool, str, str]]
-"""For each check whether the configuration fails it, what is wrong then, and what is allowed."""
-
 
 def validate(config: TrainConfig) -> None:
     """Run every cross-check. Raises UsageError for the first one that fails."""
     config.agent.validate()
-    for checks in (_environment, _actors, _replay, _ratio, _evaluation):
-        for fails, problem, allowed in checks(config):
-            if fails:
-                raise UsageError(problem, allowed=allowed)
+    for check in (_environment, _actors, _device, _replay, _ratio, _evaluation):
+        check(config)
+
+
+def _refuse(fails: bool, problem: str, allowed: str) -> None:
+    if fails:
+        raise UsageError(problem, allowed=allowed)
 
 
 def is_valid(config: TrainConfig) -> bool:
@@ -117,138 +118,142 @@ def least_capacity(config: TrainConfig) -> int:
     return 2 * config.agent.batch_size + streams(config) * (config.buffer.n_step + 1)
 
 
-def _environment(config: TrainConfig) -> Checks:
-    env, preset, agent = config.env, config.preset, config.agent.type
+def _environment(config: TrainConfig) -> None:
+    env, preset = config.env, config.preset
     example = "ALE/Freeway-v5" if env.preprocess == "atari" else "CartPole-v1"
-    yield (
-        config.buffer.with_priority() and not config.agent.gives_priorities(),
-        f"buffer.initial_priority=actor: actors with agent={agent} do not know the errors that its opt "
-        "steps give priorities by",
-        "buffer.initial_priority=max",
-    )
-    yield (
+    _refuse(
         env.type == "gym" and not env.id and not env.entry_point,
         "env.id: the environment has no name",
         f"env.id={example} or env.entry_point=module:name",
     )
-    yield (
+    _refuse(
         bool(env.id and env.entry_point),
         f"env.id={env.id} and env.entry_point={env.entry_point} are two environments",
         f"one of them, such as env=gym env.entry_point={env.entry_point}",
     )
-    yield (
-        preset.env_id not in ("", env.name),
+    _refuse(
+        not fnmatchcase(env.name, preset.env_id or "*"),
         f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {env.name}",
         presets.INSTEAD,
     )
 
 
-def _actors(config: TrainConfig) -> Checks:
+def _actors(config: TrainConfig) -> None:
     t, actors, manager = config.trainer, n_actors(config), config.actor_manager
     sync = t.type == "sync"
-    yield (
-        not re.fullmatch(r"cpu|mps|cuda(:\d+)?", config.device),
-        f"device: there is no {config.device!r}",
-        "cpu, cuda, cuda:<number>, mps",
-    )
-    yield (
-        getattr(config.agent, "compile", "auto") == "true" and config.device == "mps",
-        f"agent.compile=true is for opt steps on the CPU or by CUDA, and device={config.device}",
-        "agent.compile=auto or false, or device=cpu",
-    )
-    yield (
+    _refuse(
         sync and actors != 1,
         f"n_actors={actors}: trainer=sync acts in the learner's own thread, as one actor",
         "trainer=async trainer.lockstep=true, where the same seed gives the same bits as well,\n"
         "or more environments with actor_manager.envs_per_actor",
     )
-    yield (
-        t.opt_interval is None and None in (config.n_actors, manager.envs_per_actor),
-        "trainer.opt_interval=null enforces no ratio, so no number of actors or environments is enough for `auto`",
-        "a number of n_actors and of actor_manager.envs_per_actor, or of trainer.opt_interval",
-    )
-    yield (
-        manager.min_actors > actors,
-        f"actor_manager.min_actors={manager.min_actors} are more than n_actors={actors}",
-        "min_actors <= n_actors",
-    )
-    yield (
+    _refuse(
         sync and t.lockstep,
         "trainer.lockstep=true: it is for actors in processes; trainer=sync gives the same bits as it is",
         "trainer=async trainer.lockstep=true, or trainer=sync",
     )
-    yield (
-        t.lockstep and config.env.nonfinite == "drop",
-        "env.nonfinite=drop leaves out env steps, and the rounds of lockstep have a fixed number of them",
-        "env.nonfinite=error, or trainer=sync",
+    _refuse(
+        t.opt_interval is None and None in (config.n_actors, manager.envs_per_actor),
+        "trainer.opt_interval=null enforces no ratio, so no number of actors or environments is enough for `auto`",
+        "a number of n_actors and of actor_manager.envs_per_actor, or of trainer.opt_interval",
     )
-    yield (
+    _refuse(
         is_reproducible(config) and t.opt_interval is None,
         "trainer.opt_interval=null enforces no ratio, and a reproducible run alternates by the ratio",
         "a number > 0 (env steps), or trainer=async without lockstep",
     )
+    _refuse(
+        manager.min_actors > actors,
+        f"actor_manager.min_actors={manager.min_actors} are more than n_actors={actors}",
+        "min_actors <= n_actors",
+    )
+    _refuse(
+        t.lockstep and config.env.nonfinite == "drop",
+        "env.nonfinite=drop leaves out env steps, and the rounds of lockstep have a fixed number of them",
+        "env.nonfinite=error, or trainer=sync",
+    )
 
 
-def _replay(config: TrainConfig) -> Checks:
-    capacity, batch, warmup = config.buffer.capacity, config.agent.batch_size, config.trainer.warmup_period
-    yield (
+def _device(config: TrainConfig) -> None:
+    device = config.device
+    _refuse(
+        not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device),
+        f"device: there is no {device!r}",
+        "cpu, cuda, cuda:<number>, mps",
+    )
+    _refuse(
+        getattr(config.agent, "compile", "auto") == "true" and device == "mps",
+        f"agent.compile=true is for opt steps on the CPU or by CUDA, and device={device}",
+        "agent.compile=auto or false, or device=cpu",
+    )
+    _refuse(
+        config.buffer.device == "cuda" and not device.startswith("cuda"),
+        f"buffer.device=cuda keeps the rows on the GPU that computes opt steps, and device={device}",
+        "buffer.device=cpu, or device=cuda",
+    )
+
+
+def _replay(config: TrainConfig) -> None:
+    capacity, warmup, least = config.buffer.capacity, config.trainer.warmup_period, least_capacity(config)
+    _refuse(
+        config.buffer.with_priority() and not config.agent.gives_priorities(),
+        f"buffer.initial_priority=actor: actors with agent={config.agent.type} do not know the errors that its opt "
+        "steps give priorities by",
+        "buffer.initial_priority=max",
+    )
+    _refuse(
         warmup > capacity,
         f"trainer.warmup_period={warmup} env steps do not fit into buffer.capacity={capacity}",
         "warmup_period <= capacity",
     )
-    yield (
-        config.buffer.device == "cuda" and not config.device.startswith("cuda"),
-        f"buffer.device=cuda keeps the rows on the GPU that computes opt steps, and device={config.device}",
-        "buffer.device=cpu, or device=cuda",
-    )
-    least = least_capacity(config)
-    yield (
+    _refuse(
         capacity < least,
-        f"buffer.capacity={capacity} might never offer a batch of agent.batch_size={batch}",
+        f"buffer.capacity={capacity} might never offer a batch of agent.batch_size={config.agent.batch_size}",
         f"capacity >= 2·batch_size + n_actors·envs_per_actor·(n_step + 1) = {least}",
     )
 
 
-def _ratio(config: TrainConfig) -> Checks:
+def _ratio(config: TrainConfig) -> None:
     """Budgets that end before the first opt step, and values with which learner and actors would wait for each other."""
     t, tolerance, needed = config.trainer, ratio_tolerance(config), batch_steps(config)
-    yield (
+    _refuse(
         t.max_opts is None and t.max_env_steps is None and t.max_time is None,
         "trainer: without a budget the run would never end",
         "at least one of trainer.max_opts, trainer.max_env_steps, trainer.max_time",
     )
-    ratio, interval = t.opt_interval is not None, t.opt_interval or 0
-    yield (
-        ratio and tolerance < streams(config),
-        f"trainer.ratio_tolerance={tolerance} does not give each environment one env step",
-        f"ratio_tolerance >= n_actors·envs_per_actor = {streams(config)}",
-    )
-    granted = t.warmup_period + interval + tolerance
-    waiting = "2·n_step" if config.buffer.with_priority() else "(2·n_step - 1)"
-    yield (
-        ratio and granted < needed,
-        f"{granted:g} env steps may precede the first opt step; its batch needs {needed}",
-        "trainer.warmup_period + opt_interval + ratio_tolerance\n"
-        f"  >= batch_size + n_actors·envs_per_actor·{waiting}",
-    )
-    yield (
-        t.max_env_steps is not None and t.max_env_steps < first_opt_step_at(config),
-        f"trainer.max_env_steps={t.max_env_steps} ends before the first opt step, at {first_opt_step_at(config):,}\n"
+    if t.opt_interval is not None:
+        _refuse(
+            tolerance < streams(config),
+            f"trainer.ratio_tolerance={tolerance} does not give each environment one env step",
+            f"ratio_tolerance >= n_actors·envs_per_actor = {streams(config)}",
+        )
+        granted = t.warmup_period + t.opt_interval + tolerance
+        waiting = "2·n_step" if config.buffer.with_priority() else "(2·n_step - 1)"
+        _refuse(
+            granted < needed,
+            f"{granted:g} env steps may precede the first opt step; its batch needs {needed}",
+            "trainer.warmup_period + opt_interval + ratio_tolerance\n"
+            f"  >= batch_size + n_actors·envs_per_actor·{waiting}",
+        )
+    first = first_opt_step_at(config)
+    _refuse(
+        t.max_env_steps is not None and t.max_env_steps < first,
+        f"trainer.max_env_steps={t.max_env_steps} ends before the first opt step, at {first:,}\n"
         f"with warmup_period={t.warmup_period}, opt_interval={t.opt_interval}, "
         f"batch_size={config.agent.batch_size}",
         "a larger max_env_steps, or a smaller warmup_period or batch_size",
     )
 
 
-def _evaluation(config: TrainConfig) -> Checks:
-    t, evaluator = config.trainer, config.evaluator
-    yield (
+def _evaluation(config: TrainConfig) -> None:
+    t, episodes = config.trainer, config.evaluator.episodes
+    _refuse(
         t.stop_return is not None and t.eval_interval is None,
         "trainer.stop_return waits for an evaluation, and trainer.eval_interval=null has none",
         "an eval_interval (opt steps) with stop_return",
     )
-    yield (
-        t.stop_return is not None and evaluator.episodes < 2,
-        f"trainer.stop_return needs an interval around the mean, and evaluator.episodes={evaluator.episodes} has none",
+    _refuse(
+        t.stop_return is not None and episodes < 2,
+        f"trainer.stop_return needs an interval around the mean, and evaluator.episodes={episodes} has none",
         "evaluator.episodes of at least 2",
     )

@@ -216,12 +216,12 @@ class ActorStat:
     """What one actor did in all its incarnations.
 
     Attributes:
-        env_steps: in lockstep including those of rounds that the learner has not inserted.
+        env_steps, episodes: what has arrived at the learner; in lockstep including rounds that it has not inserted.
         seconds: since its first env step in this launch.
         blocked_seconds: of them, waiting for credit or room.
         exact: false once an environment of it could not be resumed as it was.
         restarts: of its process.
-        dropped: env steps of its last incarnation that were left out because a number was not finite; known at its end.
+        dropped: env steps of its last incarnation that were left out because a number was not finite.
         env_steps_before: of env_steps, those of earlier launches.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY
 from border_cli.checkpoints.store import MANIFEST_FILE
 from border_cli.config.convert import nearest
-from border_cli.core.errors import NoValidCheckpointError, UsageError
+from border_cli.core.errors import UsageError
 from border_cli.core.format import counted
 from border_cli.run.directory import CONFIG_FILE, LATEST, RUNS, SWEEP_FILE
-from border_cli.run.summary import PROVENANCE_FILE, read_summary
+from border_cli.run.summary import PROVENANCE_FILE
 
 LAST = "last"
 _UNREAD = (REPLAY,)
@@ -36,11 +35,7 @@ def parse_checkpoint(text: str) -> str | int:
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    raise UsageError(
-        f"checkpoint={text}: there is no such choice",
-        nearest=(match := nearest(text, (BEST, LAST))) and f"checkpoint={match}",
-        allowed="best, last, or an opt step",
-    )
+    raise UsageError(f"checkpoint={text}: there is no such choice", allowed="best, last, or an opt step")
 
 
 def model_directory(named: Path | None = None, checkpoint: str | int | None = None) -> Located:
@@ -50,23 +45,46 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
         named: a run, a checkpoint directory, best/, or None for the latest run below ./runs.
         checkpoint: "best", "last" or an opt step; None takes the best, or the last where there is no best yet.
 
-    Raises UsageError for what is not there, NoValidCheckpointError where nothing verifies.
+    Raises UsageError for what is not there, NoValidCheckpointError where what was named does not verify.
     """
     path = _latest_run() if named is None else named
     if not path.is_dir():
         raise _no_such_path(path)
-    if (path / MANIFEST_FILE).exists():
-        return _single_model(path, checkpoint)
+    if (path / MANIFEST_FILE).exists():  # a model directory itself
+        if checkpoint is not None:
+            raise UsageError(
+                f"{path} is a checkpoint, and checkpoint={checkpoint} chooses among those of a run"
+            )
+        store.verify(path, _UNREAD)
+        folder = path.resolve().parent
+        run_dir = folder.parent if folder.name == CHECKPOINTS else folder
+        is_run = any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE))
+        return Located(path, run_dir if is_run else None)
     run_dir = path.parent if path.name == CHECKPOINTS else path
     if not any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE, CHECKPOINTS, BEST)):
         raise _no_run(path)
+    has_best = store.exists(run_dir / BEST)
     if checkpoint == LAST:
         return _last(run_dir)
-    if checkpoint in (None, BEST) and not store.exists(run_dir / BEST):
+    if checkpoint in (None, BEST) and not has_best:
         last = _last(run_dir)
         note = f"no evaluation has found a best model yet: this is the last checkpoint, {last.path.name}"
         return Located(last.path, run_dir, f"{note}; {last.note}" if last.note else note)
-    return _chosen(run_dir, str(BEST if checkpoint is None else checkpoint))
+    if checkpoint in (None, BEST):
+        model = run_dir / BEST
+    else:
+        steps = {int(path.name.partition("-")[2]): path for path in store.list_steps(run_dir / CHECKPOINTS)}
+        if checkpoint not in steps:
+            near = min(steps, key=lambda step: abs(step - int(checkpoint)), default=None)
+            words = [*([BEST] if has_best else []), *([LAST] if steps else []), *map(str, steps)]
+            raise UsageError(
+                f"checkpoint={checkpoint}: {run_dir} has none",
+                nearest=None if near is None else f"checkpoint={near}",
+                allowed=words or "another run",
+            )
+        model = steps[int(checkpoint)]
+    store.verify(model, _UNREAD)
+    return Located(model, run_dir)
 
 
 def run_directory(named: Path, allowed: str = "a run") -> Path:
@@ -77,39 +95,7 @@ def run_directory(named: Path, allowed: str = "a run") -> Path:
         return named.resolve()
     if (named / SWEEP_FILE).is_file():
         raise UsageError(f"{named} is a sweep", allowed="one of its runs, or its command again")
-    raise _no_run(named, [run for run in _runs_in(named) if read_summary(run).get("status") != "done"])
-
-
-def _single_model(path: Path, checkpoint: str | int | None) -> Located:
-    """The user named a model directory itself."""
-    if checkpoint is not None:
-        raise UsageError(f"{path} is a checkpoint, and checkpoint={checkpoint} chooses among those of a run")
-    store.verify(path, _UNREAD)
-    folder = path.resolve().parent
-    run_dir = folder.parent if folder.name == CHECKPOINTS else folder
-    is_run = any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE))
-    return Located(path, run_dir if is_run else None)
-
-
-def _chosen(run_dir: Path, checkpoint: str) -> Located:
-    """best/ or the checkpoint of an opt step. If it is missing or does not verify, the UsageError names the others."""
-    steps = {str(int(path.name.partition("-")[2])): path for path in store.list_steps(run_dir / CHECKPOINTS)}
-    models = {BEST: run_dir / BEST} if store.exists(run_dir / BEST) else {}
-    if (path := (models | steps).get(checkpoint)) is None:
-        near = min(steps, key=lambda step: abs(int(step) - int(checkpoint)), default=None)
-        raise UsageError(
-            f"checkpoint={checkpoint}: {run_dir} has none",
-            nearest=near and f"checkpoint={near}",
-            allowed=[*models, *([LAST] if steps else []), *steps] or "another run",
-        )
-    try:
-        store.verify(path, _UNREAD)
-    except store.InvalidCheckpointError as e:
-        others = [name for name, other in (models | steps).items() if store.verifies(other, _UNREAD)]
-        if not others:
-            raise NoValidCheckpointError(f"{e}\nand nothing else in {run_dir} does") from e
-        raise UsageError(str(e), allowed=others) from e
-    return Located(path, run_dir)
+    raise _no_run(named)
 
 
 def _last(run_dir: Path) -> Located:
@@ -147,22 +133,21 @@ def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or b
     )
 
 
-def _no_run(path: Path, unfinished: Sequence[Path] = ()) -> UsageError:
-    """The error for a folder that is no run. unfinished: runs in it to name rather than others."""
-    if runs := _runs_in(path):
+def _no_run(path: Path) -> UsageError:
+    """The error for a folder that is no run; it names the newest run in it."""
+    # .hydra has a config.yaml too, and a link such as runs/latest leads to a run that is listed already.
+    runs = [
+        config.parent
+        for pattern in ("*", "*/*")
+        for config in path.glob(f"{pattern}/{CONFIG_FILE}")
+        if config.parent.name[0] != "." and not config.parent.is_symlink()
+    ]
+    if runs:
+        newest = max(runs, key=lambda run: (run / CONFIG_FILE).stat().st_mtime_ns)
         return UsageError(
-            f"{path} is a folder with {counted(len(runs), 'run')} in it",
-            allowed=f"a run, such as {(unfinished or runs)[-1]}",
+            f"{path} is a folder with {counted(len(runs), 'run')} in it", allowed=f"a run, such as {newest}"
         )
     return UsageError(
         f"{path} is not a run: it has neither {CONFIG_FILE} nor checkpoints",
         allowed="a run, such as runs/latest",
     )
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """Runs in a folder or in its folders, the oldest first."""
-    files = (config for pattern in ("*", "*/*") for config in folder.glob(f"{pattern}/{CONFIG_FILE}"))
-    # .hydra has a config.yaml too, and a link such as runs/latest leads to a run that is listed already.
-    configs = [file for file in files if file.parent.name[0] != "." and not file.parent.is_symlink()]
-    return [file.parent for file in sorted(configs, key=lambda file: (file.stat().st_mtime_ns, file))]

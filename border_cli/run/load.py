@@ -23,7 +23,7 @@ from border_cli.checkpoints.contents import (
     read_training,
 )
 from border_cli.config import registry
-from border_cli.config.convert import ConfigError, to_config
+from border_cli.config.convert import to_config
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError, first_line
@@ -346,7 +346,7 @@ def env_config(model: ModelDescription) -> EnvConfig:
 def _checked(name: str, section: Mapping[str, Any]) -> TrainConfig:
     try:
         return to_config({"agent": {"type": "dqn"}, name: section})
-    except ConfigError as e:
-        if e.key in ("agent.type", "env.type"):
+    except UsageError as e:
+        if str(e).startswith(("agent.type: ", "env.type: ")):
             raise UsageError(f"{first_line(e)}\nif a package brings it, add plugins=[<package>]") from e
         raise UsageError(f"the stored configuration does not fit this border-cli\n{e}") from e

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, read_model, read_run_state, read_scores
 from border_cli.config.budget import counts
 from border_cli.config.resolve import (
-    BUDGETS,
     Change,
     changes,
-    envs_per_actor,
     inherit,
     is_reproducible,
     keeps_the_bits,
@@ -89,8 +87,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     except IncompatibleStateError as e:
         raise unfit(path, e) from e
     exact = summary.get("exact") is not False and state.replay is not None and whole
-    exact = exact and all(_keeps(config, state, change) for change in wanted)
-    exact = exact and not _had_schedules_of_the_budget(config, wanted)
+    exact = exact and all(keeps_the_bits(change) for change in wanted)
     best = None if is_reproducible(config) else _best(run_dir)
     saved = summary.get("saved")
     seconds = saved.get("seconds") if isinstance(saved, dict) else None
@@ -106,15 +103,11 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         return "from the beginning: there is no checkpoint yet"
     words = [f"{resumed.path.name}: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps"]
     words += [str(change) for change in resumed.changes]
-    agent, length = config.agent, _lr_opt_steps(config)
-    if (
-        isinstance(agent, NetworkConfig)
-        and length is not None
-        and length < (counts(config).opt_steps or math.inf)
-    ):
-        last = agent.lr * agent.lr_final
+    agent, total = config.agent, counts(config).opt_steps or math.inf
+    if isinstance(agent, NetworkConfig) and (agent.lr_opt_steps or math.inf) < total:
         words.append(
-            f"the learning rate is {last:g} from opt step {length:,} on: agent.lr_opt_steps=<number> changes that"
+            f"the learning rate is {agent.lr * agent.lr_final:g} from opt step {agent.lr_opt_steps:,} on: "
+            "agent.lr_opt_steps=<number> changes that"
         )
     if resumed.state is not None and resumed.state.replay is None:
         words.append("without its replay, so there is a warm-up first")
@@ -122,7 +115,7 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         if budget is not None and budget - resumed.env_steps <= config.trainer.warmup_period:
             words.append("the warm-up takes all that is left of max_env_steps: nothing more is learned")
     if is_reproducible(config) and not resumed.exact:
-        words.append("the bits will not be those of an uninterrupted run")
+        words.append("the bits may not be those of an uninterrupted run")
     return "; ".join(words)
 
 
@@ -171,12 +164,8 @@ def _newest(folder: Path, with_replay: bool) -> Path | None:
     try:
         return store.newest_valid(folder, () if with_replay else (REPLAY,))
     except NoValidCheckpointError as e:
-        if with_replay and any(store.verifies(path, (REPLAY,)) for path in store.list_steps(folder)):
-            raise NoValidCheckpointError(
-                f"{first_line(e)}\nnone of the checkpoints in {folder} has a replay that verifies\n"
-                "allowed: checkpoint.replay=none beside resume continues without it, after a new warm-up"
-            ) from e
-        raise
+        way_out = "\nallowed: checkpoint.replay=none beside resume, if the replay is all that is damaged"
+        raise NoValidCheckpointError(f"{e}{way_out if with_replay else ''}") from e
 
 
 def _counts(loop: dict[str, Any]) -> tuple[int, int, bool]:
@@ -191,34 +180,6 @@ def _counts(loop: dict[str, Any]) -> tuple[int, int, bool]:
     return counts[0], counts[1], whole
 
 
-def _keeps(config: TrainConfig, state: RunState, change: Change) -> bool:
-    """Whether a reproducible run with this change equals a run that had it from the start.
-
-    A used-up budget of env steps may have cut short the last round, or the last step of a group.
-    """
-    if change.key == "trainer.max_env_steps" and change.before is not None:
-        rounds = state.actors.values.get("rounds", {})
-        started = rounds.get("env_steps") if config.trainer.lockstep else state.loop["limiter"]["env_steps"]
-        group = 1 if config.trainer.lockstep else envs_per_actor(config)
-        cut = config.trainer.lockstep or change.before % group > 0
-        if not isinstance(started, int) or (started >= change.before and cut):
-            return False
-    return keeps_the_bits(change)
-
-
-def _had_schedules_of_the_budget(config: TrainConfig, wanted: Sequence[Change]) -> bool:
-    """Whether a schedule ends with the budget before these changes: with the new one from the start it would be longer."""
-    before = {c.key.removeprefix("trainer."): c.before for c in wanted if c.key in BUDGETS}
-    opt_steps = counts(replace(config, trainer=replace(config.trainer, **before))).opt_steps
-    lengths = _lr_opt_steps(config), getattr(config.buffer, "beta_opt_steps", None)
-    return bool(before) and opt_steps is not None and opt_steps in lengths
-
-
-def _lr_opt_steps(config: TrainConfig) -> int | None:
-    """Length of the schedule of the learning rate, None where there is none."""
-    return config.agent.lr_opt_steps if isinstance(config.agent, NetworkConfig) else None
-
-
 def _best(run_dir: Path) -> Candidate | None:
     """The model of best/ and its regular evaluation, if that verifies."""
     try:
@@ -231,32 +192,23 @@ def _best(run_dir: Path) -> Candidate | None:
 def _check_something_left(
     run_dir: Path, config: TrainConfig, resumed: Resumed, summary: Mapping[str, Any]
 ) -> None:
-    """Raise UsageError for a typed budget below what the run has done, and for a run that is done without a larger one."""
+    """Raise UsageError where the resumed run would end at once."""
     t, is_done = config.trainer, summary.get("status") == DONE
-    before = {change.key: change.before for change in resumed.changes}
-    goal, goal_before = t.stop_return, before.get("trainer.stop_return", t.stop_return)
-    reached = is_done and summary.get("ended_by") == "stop_return"
-    if reached and goal is not None and goal_before is not None and goal <= goal_before:
+    typed = {change.key for change in resumed.changes}
+    if is_done and summary.get("ended_by") == "stop_return" and "trainer.stop_return" not in typed:
         raise UsageError(
-            f"{run_dir} is done: it has reached trainer.stop_return={goal_before:g}",
+            f"{run_dir} is done: it has reached trainer.stop_return={t.stop_return:g}",
             allowed="trainer.stop_return=null, or a greater one, and a budget that is not used up",
         )
-    counts: dict[str, tuple[int, float | None]] = {
-        "trainer.max_opts": (resumed.opt_steps, t.max_opts),
-        "trainer.max_env_steps": (resumed.env_steps, t.max_env_steps),
-        "trainer.max_time": (math.ceil(resumed.seconds), t.max_time),
-    }
-    used = {
-        key: count
-        for key, (count, limit) in counts.items()
-        if limit is not None and (count >= limit if is_done else count > limit and key in before)
-    }
-    if used or (is_done and not before.keys() & set(BUDGETS)):
-        used = used or {"trainer.max_env_steps": resumed.env_steps}
-        larger = " ".join(f"{key}={2 * max(count, 1)}" for key, count in used.items())
-        length = _lr_opt_steps(config)
-        longer = "" if length is None else f" agent.lr_opt_steps={2 * length}"
+    counts = {"max_opts": resumed.opt_steps, "max_env_steps": resumed.env_steps, "max_time": resumed.seconds}
+    limits = {name: getattr(t, name) or math.inf for name in counts}
+    # A run that was stopped with its budget used up still has to evaluate its last model.
+    used = [
+        name for name in counts if counts[name] > limits[name] or (is_done and counts[name] == limits[name])
+    ]
+    if used:
+        larger = " ".join(f"trainer.{name}={max(2, math.ceil(2 * counts[name]))}" for name in used)
         raise UsageError(
             f"{run_dir} has done {resumed.opt_steps:,} opt steps and {resumed.env_steps:,} env steps already",
-            allowed=f"a larger budget beside resume, such as {larger}{longer}",
+            allowed=f"a larger budget beside resume, such as {larger}",
         )

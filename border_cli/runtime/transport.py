@@ -313,8 +313,6 @@ def _ring_layout(columns: tuple[Column, ...], capacity: int) -> tuple[int, list[
 
 # -- models from the learner to every actor ------------------------------
 
-TRIES = 3
-
 
 def model_layout(model: ModelInfo) -> tuple[Column, ...]:
     """Names, shapes and dtypes of a model's arrays, in their order."""
@@ -347,8 +345,7 @@ class ModelChannel:
     Raises:
         ResourceError: if there is no memory.
 
-    `seen` is the number of the publication that this reader has. `polls` and `torn` count the copies of this process,
-    and those that the writer overtook.
+    `seen` is the number of the publication that this reader has.
     """
 
     def __init__(
@@ -369,7 +366,7 @@ class ModelChannel:
             for before, after, data in offsets
         ]
         self._fitting: dict[str, Array] | None = None  # arrays of the last publication, known to fit
-        self.seen = self.polls = self.torn = 0
+        self.seen = 0
         self.close = self._block.close
 
     def __reduce__(self) -> tuple[Callable[..., ModelChannel], tuple[Any, ...]]:
@@ -406,16 +403,14 @@ class ModelChannel:
 
         After three copies that the writer overtook it is None as well: the reader keeps what it has.
         """
-        for _ in range(TRIES):
+        for _ in range(3):
             number = self.publications
             if number == self.seen:
                 return None
-            self.polls += 1
             model = self._try_copy(number)
             if model is not None:
                 self.seen = number
                 return model
-            self.torn += 1
         return None
 
     def take(self, number: int) -> ModelInfo:

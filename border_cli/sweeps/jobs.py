@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.progress import JobProgress
 from border_cli.core.state import finite_or_null
 from border_cli.recorders.files import AppendedFile
@@ -33,7 +32,6 @@ class Job:
         exit_code: of its last process; None before one has ended.
         error: what a failed job said, one line.
         summary: the run's summary.json, empty where there is none.
-        label: what the job is called in tables and messages, in the place of its overrides.
     """
 
     number: int
@@ -43,7 +41,6 @@ class Job:
     exit_code: int | None = None
     error: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
-    label: str = ""
 
     def refresh(self) -> None:
         """Read how far the run is from its directory, after its process has ended.
@@ -56,10 +53,15 @@ class Job:
             self.state, self.exit_code, self.error = DONE, 0, ""
         elif FAILED in (status, self.state):
             self.state = WAITING if self.state == WAITING else FAILED
-        elif (self.run_dir / CONFIG_FILE).exists():  # there is a run to resume
-            self.state = STOPPED
-        else:
-            self.state = WAITING
+        else:  # with a configuration there is a run to resume
+            self.state = STOPPED if (self.run_dir / CONFIG_FILE).exists() else WAITING
+
+    def end(self, code: int, error: str) -> None:
+        """Note how the job's process has ended: with this exit code, negative for a signal that killed it."""
+        self.exit_code = code if code >= 0 else 128 - code  # as a shell has it
+        self.state = STOPPED if self.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
+        self.error = error
+        self.refresh()
 
     @property
     def best(self) -> float | None:
@@ -72,17 +74,11 @@ class Job:
         return mean_score(self.summary, "last_score")
 
     @property
-    def seconds(self) -> float | None:
-        """Duration of the run."""
-        seconds = self.summary.get("seconds")
-        return float(seconds) if isinstance(seconds, int | float) else None
-
-    @property
     def progress(self) -> JobProgress:
         """How far the run is by its directory, for as long as no process says more."""
         phase = "starting" if self.state == RUNNING else self.state
         fraction = 1.0 if self.state == DONE else None
-        return JobProgress(phase, self.seconds, fraction, last=self.last, best=self.best)
+        return JobProgress(phase, self.summary.get("seconds"), fraction, last=self.last, best=self.best)
 
     def to_json(self, folder: Path) -> dict[str, Any]:
         """The line in the journal."""
@@ -92,7 +88,6 @@ class Job:
             "number": self.number,
             "overrides": list(self.overrides),
             "run": str(run),
-            "label": self.label or None,
             "state": self.state,
             "exit_code": self.exit_code,
             "error": self.error or None,
@@ -101,7 +96,7 @@ class Job:
             "last": self.last,
             "opt_steps": counters.get("opt_steps"),
             "env_steps": counters.get("env_steps"),
-            "seconds": self.seconds,
+            "seconds": self.summary.get("seconds"),
         }
 
 
@@ -133,7 +128,7 @@ class Sweep:
             if lines and not lines[-1].endswith(b"\n"):  # torn: the sweep was killed
                 lines.pop()
             head, *entries = [json.loads(line) for line in lines]
-            saved = {int(entry["number"]): entry for entry in entries if "number" in entry}
+            saved = {int(entry["number"]): entry for entry in entries}
             jobs = [
                 Job(
                     number,
@@ -142,7 +137,6 @@ class Sweep:
                     state=str(entry["state"]),
                     exit_code=entry["exit_code"],
                     error=entry["error"] or "",
-                    label=entry["label"] or "",
                 )
                 for number, entry in sorted(saved.items())
             ]
@@ -156,24 +150,18 @@ class Sweep:
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{path} cannot be read: {type(e).__name__}: {e}") from e
 
-    def numbered(self, wanted: int, overrides: Sequence[str]) -> int:
-        """The number of the job with these overrides: `wanted`, unless that is the number of a job with other overrides.
+    def add(self, overrides: Sequence[str], place: Callable[[int], Path]) -> Job:
+        """The job with these overrides: that of an earlier launch with its results, or a new one.
 
-        In another launch a sweeper may draw other values. Then it is the number of an earlier job with the same overrides,
-        or a new number.
+        place: returns the run directory of the job with this number.
         """
-        numbers = {job.number: job.overrides for job in self.jobs}
         words = tuple(job_argv(overrides))
-        if numbers.get(wanted, words) == words:
-            return wanted
-        return next((number for number, known in numbers.items() if known == words), max(numbers) + 1)
-
-    def add(self, number: int, overrides: Sequence[str], run_dir: Path) -> Job:
-        """The job with this number (see `numbered`): that of an earlier launch with its results, or a new one."""
-        job = next((job for job in self.jobs if job.number == number), None)
+        job = next((job for job in self.jobs if job.overrides == words), None)
+        number = len(self.jobs) if job is None else job.number
+        run_dir = place(number)
         if job is None:
-            job = Job(number, tuple(job_argv(overrides)), run_dir)
-            bisect.insort(self.jobs, job, key=lambda job: job.number)
+            job = Job(number, words, run_dir)
+            self.jobs.append(job)
             self._shared = None
         job.refresh()
         return job
@@ -191,13 +179,15 @@ class Sweep:
         self._saved |= changed
 
     def settings(self, job: Job) -> str:
-        """The label of a job, or the overrides that not all jobs share. If it is the only job, all of them."""
-        if job.label:
-            return job.label
+        """The overrides of a job that not all jobs share. If it is the only job, all of them."""
         if self._shared is None:
             every = [frozenset(job.overrides) for job in self.jobs]
             self._shared = frozenset.intersection(*every) if len(every) > 1 else frozenset()
         return " ".join(word.lstrip("+") for word in job.overrides if word not in self._shared)
+
+    def title(self, job: Job) -> str:
+        """What messages call a job."""
+        return f"job {job.number} ({self.settings(job)})"
 
 
 RETRY = "sweep.retry=true with the same command runs failed jobs again"

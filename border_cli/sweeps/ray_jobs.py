@@ -1,20 +1,16 @@
 """Jobs of a sweep on a Ray cluster: `hydra/launcher=border_ray`.
 
 Each job is an ordinary `JobProcess` on the node where Ray places its `JobHost`, a Ray actor that follows the process for
-the sweep. Where the node sees the sweep's folder, the job works in its run directory there. Elsewhere it works in a
-temporary directory, which is brought back when the job has ended.
+the sweep. All nodes see the folder of the sweep, on a file system that they share.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import os
-import shutil
 import signal
-import tarfile
-import tempfile
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,8 +25,8 @@ from border_cli.core.progress import JobProgress
 from border_cli.run.directory import SWEEP_FILE
 from border_cli.runtime.machine import cpus
 from border_cli.runtime.ray_cluster import Cluster, brief
-from border_cli.sweeps.job_process import NO_ERROR, JobError, JobProcess, Task
-from border_cli.sweeps.jobs import Sweep, read_head
+from border_cli.sweeps.jobs import read_head
+from border_cli.sweeps.slots import JobEnd, JobProcess, Task
 
 _POLL_S = 0.5
 """How long a host waits for a message of its job [s]. A signal may have to wait as long."""
@@ -74,15 +70,10 @@ class RaySettings:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How far a job is.
-
-    exit_code: None while it runs · packed: at the end the run directory, if the node does not see the sweep's folder.
-    """
+    """How far a job is. end: None while it runs."""
 
     latest: JobProgress | None
-    error: JobError
-    exit_code: int | None
-    packed: bytes = b""
+    end: JobEnd | None
 
 
 @dataclass(repr=False)  # Ray shows an actor before it is made
@@ -98,72 +89,30 @@ class JobHost:
     cwd: Path
     folder: Path
     sweep_id: str
-    temporary: Path | None = None  # in the place of the folder, if the node does not see that
     process: JobProcess = field(init=False)
 
-    def sees_folder(self) -> bool:
-        """Whether this node sees the folder of the sweep."""
-        return bool(read_head(self.folder / SWEEP_FILE).get("sweep_id") == self.sweep_id)
-
-    def start(self, packed: bytes | None) -> JobStatus:
-        """Start the job. packed: its run directory as far as it is, empty for a new one; None: it is in place."""
-        if packed is not None:
-            self.temporary = Path(tempfile.mkdtemp(prefix="border-job-"))
-            sweep = self.temporary / self.folder.name
-            sweep.mkdir()
-            Sweep(sweep, [], self.sweep_id).save()  # by which a run knows its sweep
-            self.run_dir = sweep / self.run_dir.name
-        if packed:
-            unpack_directory(packed, self.run_dir)
-        os.chdir(self.temporary or self.cwd)
+    def start(self) -> JobStatus:
+        """Start the job, if this node sees the folder of the sweep."""
+        if read_head(self.folder / SWEEP_FILE).get("sweep_id") != self.sweep_id:
+            problem = f"error: node {socket.gethostname()} does not see {self.folder}"
+            allowed = "allowed: a folder on a file system that all nodes share"
+            return JobStatus(None, JobEnd(ExitCode.USAGE, f"{problem}\n{allowed}"))
+        os.chdir(self.cwd)
         self.process = JobProcess(self.task, self.run_dir, self.cpus)
         return self.report()
 
     def report(self) -> JobStatus:
         """How far the job is. Waits a moment for something new."""
-        process = self.process
-        wait(process.descriptors, _POLL_S)
-        ended = process.exit_code
-        process.update()
-        packed = b"" if ended is None else self._end()
-        return JobStatus(process.latest, process.error, ended, packed)
-
-    def _end(self) -> bytes:
-        """End the process. Returns the run directory if it is only on this node, where it is removed."""
-        self.process.close()
-        if self.temporary is None:
-            return b""
-        packed = pack_directory(self.run_dir)
-        os.chdir(tempfile.gettempdir())
-        shutil.rmtree(self.temporary)
-        return packed
+        wait(self.process.descriptors, _POLL_S)
+        end = self.process.job_end
+        self.process.update()
+        if end is not None:
+            self.process.close()
+        return JobStatus(self.process.latest, end)
 
     def signal(self, number: int) -> None:
         """Send a signal to the job."""
         self.process.signal(signal.Signals(number))
-
-
-def pack_directory(folder: Path) -> bytes:
-    """A directory as a tar archive; empty where there is none."""
-    if not folder.is_dir():
-        return b""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.add(folder, arcname=".")
-    return packed.getvalue()
-
-
-def unpack_directory(packed: bytes, folder: Path) -> None:
-    """Put the content of an archive in the place of a directory, as a whole."""
-    new, old = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
-    for left in (new, old):
-        shutil.rmtree(left, ignore_errors=True)
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(new, filter="data")
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # -- in the sweep --------------------------------------------------------------
@@ -175,55 +124,36 @@ class RayJob:
 
     ray: Any
     host: Any
-    run_dir: Path
     latest: JobProgress | None = None
-    error: JobError = NO_ERROR
-    exit_code: int | None = None
-    lost: str = ""
+    job_end: JobEnd | None = None
 
     def __post_init__(self) -> None:
         self._is_placed = False
-        self.awaited: Any = self.host.sees_folder.remote()
+        self.awaited: Any = self.host.start.remote()
 
     def update(self) -> None:
         """Take the answer of the host, if it has come, and call it again."""
-        while self.exit_code is None and not self.lost and self.ray.wait([self.awaited], timeout=0)[0]:
+        while self.job_end is None and self.ray.wait([self.awaited], timeout=0)[0]:
             try:
-                self._take(self.ray.get(self.awaited))
+                status = self.ray.get(self.awaited)
             except self.ray.exceptions.RayError as e:
                 # The host has raised, or a node lacks a module that the job needs. Everything else is a loss.
-                if isinstance(e, self.ray.exceptions.RayTaskError) or getattr(e, "actor_init_failed", False):
-                    self._fail(brief(e))
-                else:
-                    self.lost = brief(e)
-            except (OSError, tarfile.TarError) as e:  # its run directory, brought back, cannot be written
-                self._fail(str(e))
-
-    def _take(self, answer: bool | JobStatus) -> None:
-        """answer: first whether the node sees the sweep's folder, then how far the job is."""
-        if isinstance(answer, bool):
+                raised = isinstance(e, self.ray.exceptions.RayTaskError) or getattr(
+                    e, "actor_init_failed", False
+                )
+                self.job_end = JobEnd(ExitCode.DEFECT, f"error: {brief(e)}", node_lost=not raised)
+                return
             self._is_placed = True
-            packed = None if answer else self.ray.put(pack_directory(self.run_dir))
-            self.awaited = self.host.start.remote(packed)
-            return
-        self.latest, self.error = answer.latest, answer.error
-        if answer.exit_code is None:
-            self.awaited = self.host.report.remote()
-            return
-        if answer.packed:
-            unpack_directory(answer.packed, self.run_dir)
-        self.exit_code = answer.exit_code
-
-    def _fail(self, cause: str) -> None:
-        self.error = JobError("", cause)
-        self.exit_code = int(ExitCode.DEFECT)
+            self.latest, self.job_end = status.latest, status.end
+            if self.job_end is None:
+                self.awaited = self.host.report.remote()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the job. One that waits for its place does not begin when it is asked to stop."""
         if self._is_placed:
             self.host.signal.remote(int(number))
         elif number != signal.SIGUSR1:
-            self.exit_code = 128 + int(number)
+            self.job_end = JobEnd(128 + int(number))
 
     def close(self) -> None:
         """Kill the job if it still runs."""
@@ -236,7 +166,7 @@ class RayExecutor:
 
     Args:
         limit: jobs at a time at most; None: as many as the nodes have room for, which may come and go.
-        folder, sweep_id: of the sweep. A node that finds the id in its sweep.jsonl sees the folder.
+        folder, sweep_id: of the sweep.
     """
 
     def __init__(self, settings: RaySettings, limit: int | None, folder: Path, sweep_id: str) -> None:
@@ -273,7 +203,7 @@ class RayExecutor:
     def start(self, task: Task, run_dir: Path, beside: Sequence[Any]) -> RayJob:
         """Give a job to the cluster."""
         host = self._host_class.remote(task, run_dir, self._settings.cpus, Path.cwd(), *self._sweep)
-        return RayJob(self._ray, host, run_dir)
+        return RayJob(self._ray, host)
 
     def wait(self, jobs: Sequence[Any], timeout_s: float) -> None:
         """Wait until one of these jobs has something new."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import sys
@@ -14,17 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress
 from border_cli.display.output import write_line
-from border_cli.run.directory import SWEEP_FILE, folder_error
-from border_cli.runtime.child import OUTPUT_FILE, describe_exit
 from border_cli.runtime.signals import StopFlag
-from border_cli.sweeps.job_process import JobProcess, LocalExecutor, Task
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
+from border_cli.sweeps.slots import JobEnd, JobProcess, LocalExecutor, Task
 
 if TYPE_CHECKING:
     from border_cli.sweeps.ray_jobs import RayExecutor, RayJob
 
 _POLL_S = 0.25
-_KILLED = -signal.SIGKILL
 _LOSSES = 3
 """How often a job runs again after its node was lost."""
 
@@ -94,6 +92,12 @@ class _Slot:
         """Since the job was started."""
         return time.monotonic() - self.began
 
+    def stop(self) -> None:
+        """Ask the job to stop, once: it saves a checkpoint first."""
+        if self.job.state == RUNNING:
+            self.process.signal(signal.SIGTERM)
+            self.job.state = STOPPED
+
 
 class Scheduler:
     """Runs jobs of a sweep in the slots of an executor.
@@ -123,143 +127,86 @@ class Scheduler:
         self._running: list[_Slot] = []
         self._again: list[Job] = []  # to be started before those of the source
         self._losses: Counter[int] = Counter()
-        self._is_saved = True
         self._durations: list[float] = []  # of the jobs that this launch has done, from their start [s]
 
     def run(self, source: JobQueue) -> None:
-        """Run the jobs of a source until it has no more, or until asked to stop.
-
-        Raises ResourceError if the disk is too full for what the source keeps there; the jobs stop with checkpoints first.
-        """
+        """Run the jobs of a source until it has no more, or until asked to stop."""
         try:
             while True:
                 if self._stop():
                     for slot in self._running:
-                        self._stop_job(slot)
+                        slot.stop()
                 else:
                     self._fill_slots(source)
                 if not self._running:
                     return
-                to_save = self._running if self._stop.take_save_request() else ()
-                for slot in to_save:
-                    slot.process.signal(signal.SIGUSR1)
+                if self._stop.take_save_request():
+                    for slot in self._running:
+                        slot.process.signal(signal.SIGUSR1)
                 self._executor.wait(self._processes, _POLL_S)
                 for slot in list(self._running):
                     self._update(slot, source)
                 latest = {slot.job.number: slot.process.latest for slot in self._running}
                 rows = [(job, latest.get(job.number) or job.progress) for job in self._sweep.jobs]
                 self._view.show(rows, self._eta_s(len(self._again) + source.left), source.stage)
-        except (OSError, ResourceError) as e:
-            self._drain()
-            if isinstance(e, OSError):
-                raise folder_error(e, self._sweep.folder) from e
-            raise
         finally:
-            for slot in self._running:
-                slot.process.close()
+            for process in self._processes:
+                process.close()
 
     def _fill_slots(self, source: JobQueue) -> None:
         while len(self._running) < self._count:
             job = self._again.pop(0) if self._again else source.next()
             if job is None:
                 return
-            self._start(job, source)
-
-    def _start(self, job: Job, source: JobQueue) -> None:
-        try:
-            process = self._executor.start(self._task_of(job), job.run_dir, self._processes)
-        except (OSError, ResourceError) as e:
-            if self._running:
-                self._run_again(job, f"it could not be started: {e}", beside_fewer=True)
-                return
-            job.state, job.exit_code, job.error = FAILED, int(ExitCode.RESOURCES), str(e)
-            self._view.note(f"{self._title(job)}: error: {e}")
-            source.ended(job)
-        else:
-            job.state = RUNNING
-            self._running.append(_Slot(job, process))
-        self._save(job)
-        self._view.changed(job)
+            try:
+                process = self._executor.start(self._task_of(job), job.run_dir, self._processes)
+            except (OSError, ResourceError) as e:
+                self._end(job, JobEnd(ExitCode.RESOURCES, f"error: it could not be started: {e}"), source)
+            else:
+                self._running.append(_Slot(job, process))
+                self._change(job, RUNNING)
 
     def _update(self, slot: _Slot, source: JobQueue) -> None:
         """Take what a job has sent; stop it if it is not to continue."""
         slot.process.update()
-        if slot.process.exit_code is not None or slot.process.lost:
-            self._end(slot, source)
+        if (end := slot.process.job_end) is not None:
+            self._running.remove(slot)
+            slot.process.close()
+            if self._end(slot.job, end, source) == DONE:
+                self._durations.append(slot.seconds)
         elif slot.process.latest and not source.may_continue(slot.job, slot.process.latest):
-            self._stop_job(slot)
+            slot.stop()
 
-    def _end(self, slot: _Slot, source: JobQueue) -> None:
-        """Run a job again whose node was lost, or that had no room; note how every other one ended."""
-        job, process = slot.job, slot.process
-        process.update()
-        code = ExitCode.DEFECT if process.lost else process.exit_code or 0
-        self._running.remove(slot)
-        process.close()
+    def _end(self, job: Job, end: JobEnd, source: JobQueue) -> str:
+        """Put a job back whose node was lost, or that had no room; note how every other one ended. Returns its state."""
+        when, code = "", end.code
         if not self._stop():
-            if process.lost and self._losses[job.number] < _LOSSES:
+            if end.node_lost and self._losses[job.number] < _LOSSES:
                 self._losses[job.number] += 1
-                self._run_again(job, process.lost)
-                return
-            if code in (ExitCode.RESOURCES, _KILLED) and self._running:
-                why = process.error.cause or "it was killed, probably for lack of memory"
-                self._run_again(job, why, beside_fewer=True)
-                return
+                when = "as soon as there is room"
+            elif code in (ExitCode.RESOURCES, -signal.SIGKILL) and self._running:
+                self._limit = len(self._running)
+                when = f"later, with {self._limit} at once"
+        if when:
+            self._view.note(f"job {job.number} will run again {when}: {end.cause}")
+            self._again.append(job)
+            self._change(job, WAITING)
+            return job.state
         if code == ExitCode.SIGTERM and self._stop.code is not None:  # passed on as SIGTERM
             code = int(self._stop.code)
-        job.exit_code = code if code >= 0 else 128 - code  # as a shell has it
-        job.state = STOPPED if job.exit_code in (ExitCode.SIGINT, ExitCode.SIGTERM) else FAILED
-        job.error, text = process.error.cause or process.lost, process.error.text
-        if code < 0 or (not job.error and job.state == FAILED and code):
-            job.error = f"the job's process {describe_exit(code)}"
-            where = f"{job.run_dir / OUTPUT_FILE} has what it printed"
-            text = text or f"{self._title(job)}: error: {job.error}\n{where}"
-        job.refresh()
-        if job.state == DONE:
-            self._durations.append(slot.seconds)
+        job.end(code, end.cause)
         if job.state == FAILED:
-            self._view.note(text or f"{self._title(job)}: error: {job.error}")
-        self._save(job)
-        self._view.changed(job)
+            self._view.note(f"{self._sweep.title(job)}: {end.error}")
+        self._change(job, job.state)
         source.ended(job)
+        return job.state
 
-    def _title(self, job: Job) -> str:
-        return f"job {job.number} ({self._sweep.settings(job)})"
-
-    def _run_again(self, job: Job, why: str, beside_fewer: bool = False) -> None:
-        """Put a job back. beside_fewer: there was no room for it beside the others."""
-        when = "as soon as there is room"
-        if beside_fewer:
-            self._limit = len(self._running)
-            when = f"later, with {self._limit} at once"
-        self._view.note(f"job {job.number} will run again {when}: {why}")
-        job.state = WAITING
-        self._save(job)
-        self._again.append(job)
-
-    def _save(self, job: Job) -> None:
-        """Write the job's state. A full disk must not end the jobs: the end of the sweep writes what is missing."""
-        try:
+    def _change(self, job: Job, state: str) -> None:
+        """Write and show the job's state. On a full disk jobs continue: the end of the sweep writes what is missing."""
+        job.state = state
+        with contextlib.suppress(OSError):
             self._sweep.save(job)
-        except OSError as e:
-            if self._is_saved:
-                self._view.note(f"{SWEEP_FILE} cannot be written, training continues: {e}")
-            self._is_saved = False
-
-    def _drain(self) -> None:
-        """Stop all jobs, and wait until their processes have ended."""
-        for slot in self._running:
-            self._stop_job(slot)
-        while left := [p for p in self._processes if p.exit_code is None and not p.lost]:
-            self._executor.wait(left, _POLL_S)
-            for process in left:
-                process.update()
-
-    def _stop_job(self, slot: _Slot) -> None:
-        """Ask a job to stop, once: it saves a checkpoint first."""
-        if slot.job.state == RUNNING:
-            slot.process.signal(signal.SIGTERM)
-            slot.job.state = STOPPED
+        self._view.changed(job)
 
     def _eta_s(self, n_waiting: int) -> float | None:
         """Seconds until all jobs have ended; None while unknown. A job without an ETA is taken to be an average one."""

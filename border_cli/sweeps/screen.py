@@ -1,4 +1,4 @@
-"""Views of a sweep: a table of its jobs redrawn in place; a line per change."""
+"""Views of a sweep: a table of its jobs redrawn in place; a line per change; tables at the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.progress_bar import ProgressBar
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -20,50 +19,67 @@ from border_cli.core.progress import JobProgress
 from border_cli.display.output import Output, printable, write_line
 from border_cli.display.text import add_row, make_table, print_tables
 from border_cli.display.views import ECHO, SILENCE_S, is_live, terminal_text
+from border_cli.report.stats import Line
 from border_cli.run.directory import shown
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STATES, STOPPED, WAITING, Job, Sweep
-from border_cli.sweeps.results import Result
 from border_cli.sweeps.scheduler import SweepView
 from border_cli.sweeps.tuning import Tuner
 
-_STYLES = {DONE: "green", FAILED: "bold red", STOPPED: "yellow", WAITING: "dim"}
+Rows = Sequence[tuple[Job, JobProgress]]
+
+_STYLES = {DONE: "green", FAILED: "bold red", STOPPED: "yellow", WAITING: "dim", RUNNING: "bold green"}
 _MARGIN = 8
 """Lines of the terminal that the jobs do not take."""
-_BAR = 12
-_WIDE = 100
-"""Columns of a terminal that has room for everything; a narrower one shows the settings of the jobs instead."""
+_WIDEST = 140
 _SHOWN_TRIALS = 10
 _ORDER = (RUNNING, FAILED, STOPPED, DONE, WAITING)
 """Which jobs are shown first where there is no room for all."""
 
 
-def make_sweep_view(output: Output, sweep: Sweep, title: str, console_mode: str) -> SweepView:
+def make_sweep_view(output: Output, sweep: Sweep, console_mode: str) -> SweepView:
     """The view for a value of `recorder.console`."""
     console = Console()
     if console_mode == "none":
         return SweepView()
     if console_mode == "screen" or (console_mode == "auto" and is_live(console)):
-        return ScreenSweepView(output, sweep, title, console)
+        return ScreenSweepView(output, sweep, console)
     return PlainSweepView(sweep)
 
 
-Rows = Sequence[tuple[Job, JobProgress]]
+def job_table(sweep: Sweep, rows: Rows, *live: str) -> Table:
+    """A row for each of these jobs. live: columns that running jobs have beside the others."""
+    columns = "job", "settings", "state", "time", *live, "last", "best"
+    table = make_table(f"jobs, in {shown(sweep.folder)}", *columns)
+    for job, p in rows:
+        state = job.state
+        if job.state == RUNNING:
+            state = p.phase if p.fraction is None else f"{p.phase} {format.share(p.fraction)}"
+        cells: dict[str, str | Text] = {
+            "job": str(job.number),
+            "settings": Text(printable(sweep.settings(job))),
+            "state": Text(state, _STYLES[job.state]),
+            "time": format.duration(p.seconds),
+            "ETA": format.duration(p.eta_s),
+            "last": format.number(p.last),
+            "best": format.number(p.best),
+        }
+        table.add_row(*(cells[name] for name in columns))
+    return table
 
 
 class ScreenSweepView(SweepView):
     """A table of the jobs that is redrawn in place, below the notes."""
 
-    def __init__(self, output: Output, sweep: Sweep, title: str, console: Console) -> None:
+    def __init__(self, output: Output, sweep: Sweep, console: Console) -> None:
         self._output = output
         self._sweep = sweep
-        self._title = title
         self._console = console
         self._latest: tuple[Rows, float | None, str] = ((), None, "")
         self._began = time.monotonic()
 
     def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
         self._latest = rows, eta_s, stage
-        self._output.draw(lambda: terminal_text(self._console, self._table(*self._latest)))
+        self._output.draw(lambda: terminal_text(self._console, self._frame(*self._latest)))
 
     def note(self, message: str) -> None:
         write_line(self._output.stdout, message)
@@ -71,51 +87,26 @@ class ScreenSweepView(SweepView):
     def close(self) -> None:
         self._output.draw(None)
 
-    def _table(self, rows: Rows, eta_s: float | None, stage: str) -> Group:
-        table = Table(
-            title=Text(printable(self._title), "bold"),
-            title_justify="left",
-            box=box.ROUNDED,
-            border_style="dim",
-            width=max(1, min(self._console.width - ECHO, 140)),
-        )
-        columns = ["job", "settings", "state", "progress", "ETA", "last", "best", "opt steps/s"]
-        if self._console.width < _WIDE:
-            columns = [name for name in columns if name not in ("progress", "opt steps/s")]
-        for name in columns:
-            left = name in ("settings", "state", "progress")
-            wide = {"ratio": 1, "overflow": "ellipsis"} if name == "settings" else {}
-            table.add_column(name, justify="left" if left else "right", no_wrap=True, **wide)  # type: ignore[arg-type]
-        shown = self._shown(rows)
-        for job, p in shown:
-            style = _STYLES.get(job.state, "bold green" if p.phase == "training" else "bold yellow")
-            cells: dict[str, RenderableType] = {
-                "job": str(job.number),
-                "settings": Text(printable(self._sweep.settings(job))),
-                "state": Text(p.phase if job.state == RUNNING else job.state, style),
-                "progress": ProgressBar(1.0, p.fraction or 0.0, _BAR, complete_style="green"),
-                "ETA": format.duration(p.eta_s),
-                "last": format.number(p.last),
-                "best": format.number(p.best),
-                "opt steps/s": format.number(p.opt_steps_per_sec),
-            }
-            table.add_row(*(cells[name] for name in columns))
+    def _frame(self, rows: Rows, eta_s: float | None, stage: str) -> Group:
+        room = max(3, self._console.height - _MARGIN)
+        visible = sorted(sorted(rows, key=_interest)[:room], key=lambda row: row[0].number)
+        table = job_table(self._sweep, visible, "ETA")
+        table.box, table.border_style = box.ROUNDED, "dim"
+        table.width = max(1, min(self._console.width - ECHO, _WIDEST))
+        settings = table.columns[1]
+        settings.ratio, settings.no_wrap, settings.overflow = 1, True, "ellipsis"
         counts = ", ".join(f"{n} {state}" for state, n in _counted_states(rows))
-        hidden = len(rows) - len(shown)
+        hidden = len(rows) - len(visible)
         more = f", {hidden} of them not shown" if hidden else ""
         jobs = f"{format.counted(len(rows), 'job')}: {counts}{more}"
         times = format.duration(time.monotonic() - self._began), f"ETA {format.duration(eta_s)}"
         return Group(table, Text("   ".join(filter(None, (stage, jobs, *times)))))
 
-    def _shown(self, rows: Rows) -> Rows:
-        """As many rows as there is room for: of the jobs that are done the newest, of the others the oldest."""
 
-        def interest(row: tuple[Job, JobProgress]) -> tuple[int, int]:
-            job = row[0]
-            return _ORDER.index(job.state), -job.number if job.state == DONE else job.number
-
-        room = max(3, self._console.height - _MARGIN)
-        return sorted(sorted(rows, key=interest)[:room], key=lambda row: row[0].number)
+def _interest(row: tuple[Job, JobProgress]) -> tuple[int, int]:
+    """Sorts the jobs that are shown first to the front: of those that are done the newest, of the others the oldest."""
+    job = row[0]
+    return _ORDER.index(job.state), -job.number if job.state == DONE else job.number
 
 
 def _counted_states(rows: Rows) -> list[tuple[str, int]]:
@@ -145,12 +136,12 @@ class PlainSweepView(SweepView):
         self._line(f"sweep: {' '.join(words)}")
 
     def changed(self, job: Job) -> None:
-        words = [f"job {job.number} ({self._sweep.settings(job)}): {job.state}"]
+        words = [f"{self._sweep.title(job)}: {job.state}"]
         for name, value in (("best", job.best), ("last", job.last)):
             if value is not None:
                 words.append(f"{name}={format.number(value)}")
-        if job.state in (DONE, STOPPED) and job.seconds is not None:
-            words.append(f"time={format.duration(job.seconds)}")
+        if job.state in (DONE, STOPPED):
+            words.append(f"time={format.duration(job.progress.seconds)}")
         self._line(" ".join(words))
 
     def _line(self, message: str) -> None:
@@ -158,27 +149,12 @@ class PlainSweepView(SweepView):
         write_line(sys.stdout, message)
 
 
-def print_sweep_tables(console: Console, sweep: Sweep, results: Sequence[Result]) -> None:
+def print_sweep_tables(console: Console, sweep: Sweep, results: Sequence[Line]) -> None:
     """Print a row per job, and a row per configuration."""
-    columns = ["job", "settings", "state", "exit code", "best", "last", "time", "run"]
-    if console.is_terminal and console.width < _WIDE:
-        columns = [name for name in columns if name not in ("exit code", "run")]
-    jobs = make_table(f"jobs, in {shown(sweep.folder)}", *columns)
-    for job in sweep.jobs:
-        cells = {
-            "job": str(job.number),
-            "settings": sweep.settings(job),
-            "state": job.state,
-            "exit code": format.MISSING if job.exit_code is None else str(job.exit_code),
-            "best": format.number(job.best),
-            "last": format.number(job.last),
-            "time": format.duration(job.seconds),
-            "run": job.run_dir.name,
-        }
-        add_row(jobs, *(cells[name] for name in columns))
+    jobs = job_table(sweep, [(job, job.progress) for job in sweep.jobs])
     title = "configurations: interquartile means over runs, with 95% intervals"
     groups = make_table(title, "settings", "runs", "best", "last", "time")
-    for line in (result.line for result in results):
+    for line in results:
         scores = str(line.best), str(line.last)
         add_row(groups, line.name, str(line.runs), *scores, format.duration(line.seconds))
     print_tables(console, [jobs, groups] if results else [jobs])

@@ -17,29 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.config.budget import counts
-from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.errors import UsageError
 from border_cli.core.format import counted, number
 from border_cli.core.metrics import SCORE
 from border_cli.core.progress import JobProgress
 from border_cli.recorders.files import METRICS_FILE, read_jsonl
-from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, Job
+from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, Job
 from border_cli.sweeps.scheduler import JobQueue
-from border_cli.sweeps.study import Study, TuningSettings
+from border_cli.sweeps.study import TuningSettings, import_optuna, open_study, quiet, seed_after, value_text
 
 PRUNED = "pruned"
 """A state of a trial beside RUNNING, DONE and FAILED, which jobs have too."""
 _STATES = {"RUNNING": RUNNING, "COMPLETE": DONE, "PRUNED": PRUNED, "FAIL": FAILED}
 """By Optuna's names."""
-_NEVER_PRUNED = 3
-"""No trial is pruned in the first third of its budget."""
+_DRAWS, _RANDOM_DRAWS = 5, 100
+"""Draws in a row that may repeat an earlier trial: first of the sampler, which may insist on what it has found best, then
+random ones. After them the search space counts as exhausted."""
 _EXHAUSTED = "exhausted"
 FRESH_SEEDS = 1_000_000
 """What is added to the seed of a run where the best trials are confirmed."""
 
-MakeJob = Callable[[Mapping[str, str], int, str], Job]
-"""(values of keys, what is added to the seed, label) → the job of such a run."""
+MakeJob = Callable[[Mapping[str, str], int], Job]
+"""(values of keys, what is added to the seed) → the job of such a run."""
 
 
 @dataclass
@@ -47,14 +46,13 @@ class Trial:
     """One configuration.
 
     Attributes:
-        number: counted from 0. in_study: its number in Optuna's study.
+        number: in Optuna's study, where draws that repeat an earlier trial have numbers, too.
         params: value of each tuned key, as it is typed.
         jobs: its runs. confirming: its runs on fresh seeds.
         score: mean over its runs, once all have ended. fresh: scores of those runs on fresh seeds that are done.
     """
 
     number: int
-    in_study: int
     params: dict[str, str]
     state: str = RUNNING
     score: float | None = None
@@ -64,9 +62,14 @@ class Trial:
 
 
 class Tuner(JobQueue):
-    """The jobs of a tuning.
+    """The jobs of a tuning: a new one in this folder, or that of earlier launches.
 
-    prunes_from: the opt step from which on trials may be pruned · retry: run what failed in an earlier launch again.
+    Args:
+        space: Optuna's distribution of each key.
+        prunes_from: the opt step from which on trials may be pruned.
+
+    Raises:
+        UsageError: the earlier launches have searched another space.
     """
 
     def __init__(
@@ -77,17 +80,24 @@ class Tuner(JobQueue):
         make_job: MakeJob,
         note: Callable[[str], None],
         prunes_from: int = 0,
-        retry: bool = False,
     ) -> None:
         super().__init__()
         self._settings = settings
+        self._space = dict(space)
         self._make_job = make_job
         self._note = note
-        self.study = Study(folder, space, settings, prunes_from)
+        self._optuna = import_optuna()
+        self.study = open_study(self._optuna, folder, settings, prunes_from)
         # trial and opt step → mean return of each run that has been evaluated there, for the pruner
         self._reports: dict[tuple[int, int], dict[int, float]] = {}
         self.trials: list[Trial] = []
-        self._retry = retry
+        keys = {key: str(distribution) for key, distribution in space.items()}
+        if self.study.user_attrs.get("space", keys) != keys:
+            raise UsageError(
+                f"{folder} has tuned in another search space",
+                allowed="that one, or hydra.sweep.dir=<new folder>",
+            )
+        self.study.set_user_attr("space", keys)
         self._continue()
 
     # -- what the scheduler asks ---------------------------------------------
@@ -125,9 +135,21 @@ class Tuner(JobQueue):
 
     # -- trials --------------------------------------------------------------
 
+    def _continue(self) -> None:
+        """Take up the trials of earlier launches: those that run are queued again, with the same jobs."""
+        for stored in self.study.trials:
+            params = self._typed(stored.params)
+            # The first may not be drawn yet; of trials with the same values the first is the one that ran.
+            if (state := _STATES.get(stored.state.name)) and not any(t.params == params for t in self.trials):
+                self.trials.append(Trial(stored.number, params, state, stored.value))
+        for trial in self.trials:
+            self._begin(trial)
+            self._update(trial)
+        self._confirm()
+
     @property
     def _is_exhausted(self) -> bool:
-        return bool(self.study.notes.get(_EXHAUSTED))
+        return bool(self.study.user_attrs.get(_EXHAUSTED))
 
     @property
     def _all_asked(self) -> bool:
@@ -137,33 +159,45 @@ class Tuner(JobQueue):
         """Begin another trial, if there are any left."""
         if self._all_asked:
             return False
-        asked = self.study.draw([trial.params for trial in self.trials])
-        if asked is None:
-            self.study.note(_EXHAUSTED, True)
+        if (trial := self._draw()) is None:
+            self.study.set_user_attr(_EXHAUSTED, True)
             self._note(f"the search space has no values left to try after {len(self.trials)} trials")
             return False
-        trial = Trial(len(self.trials), *asked)
         self.trials.append(trial)
-        self._add_jobs(trial)
-        self._queue(trial.jobs)
+        self._begin(trial)
         return True
 
-    def _add_jobs(self, trial: Trial) -> None:
-        """Make the jobs of a trial, or find those of an earlier launch. A trial whose values are not allowed fails."""
+    def _draw(self) -> Trial | None:
+        """A new trial; None if all that is drawn has been tried."""
+        sampler = self.study.sampler
         try:
-            trial.jobs = self._make_jobs(trial, self._settings.seeds, 0, "trial")
+            for i in range(_DRAWS + _RANDOM_DRAWS):
+                if i >= _DRAWS:
+                    seed = seed_after(self._settings.seed, len(self.study.trials))
+                    self.study.sampler = self._optuna.samplers.RandomSampler(seed=seed)
+                with quiet():
+                    asked = self.study.ask(self._space)
+                params = self._typed(asked.params)
+                if not any(trial.params == params for trial in self.trials):
+                    return Trial(asked.number, params)
+                self._tell(asked.number, "FAIL")
+            return None
+        finally:
+            self.study.sampler = sampler
+
+    def _typed(self, params: Mapping[str, Any]) -> dict[str, str]:
+        """The values of a trial as they are typed."""
+        return {key: value_text(params[key], self._space[key]) for key in self._space if key in params}
+
+    def _begin(self, trial: Trial) -> None:
+        """Queue the jobs of a trial that an earlier launch has not ended. With values that are not allowed, it fails."""
+        try:
+            trial.jobs = [self._make_job(trial.params, seed) for seed in range(self._settings.seeds)]
         except UsageError as e:
             self._note(f"trial {trial.number}: error: {str(e).splitlines()[0]}")
             self._fail(trial)
-
-    def _make_jobs(self, trial: Trial, n: int, first_seed: int, label: str) -> list[Job]:
-        """Make jobs, or find those of an earlier launch."""
-        seeds = range(first_seed, first_seed + n)
-        jobs = [self._make_job(trial.params, seed, f"{label} {trial.number}") for seed in seeds]
-        for job in jobs:
-            if self._retry and job.state == FAILED:
-                job.state = WAITING
-        return jobs
+        if trial.state == RUNNING:
+            self._queue(trial.jobs)
 
     def _queue(self, jobs: Sequence[Job]) -> None:
         self._todo.extend(job for job in jobs if job.state not in (DONE, FAILED))
@@ -174,24 +208,19 @@ class Tuner(JobQueue):
         if FAILED in states:
             self._fail(trial)
         elif trial.state == RUNNING and states == {DONE}:
-            scores = self._scores(trial, trial.jobs)
+            scores = self._scores(trial.jobs)
             if len(scores) < len(trial.jobs):
+                self._note(f"trial {trial.number}: error: one of its runs has no evaluation that can be read")
                 self._fail(trial)
             else:
                 trial.state, trial.score = DONE, float(np.mean(scores))
-                self.study.tell(trial.in_study, "COMPLETE", trial.score)
-        trial.fresh = self._scores(trial, trial.confirming)
+                self._tell(trial.number, "COMPLETE", trial.score)
+        trial.fresh = self._scores(trial.confirming)
 
-    def _scores(self, trial: Trial, jobs: Sequence[Job]) -> list[float]:
-        """The scores of those of these jobs that are done. A job whose records cannot be read has none."""
-        scores = []
-        for job in jobs:
-            try:
-                if job.state == DONE:
-                    scores.append(objective(job, self._settings.objective))
-            except BorderError as e:
-                self._note(f"trial {trial.number}: error: {e}")
-        return scores
+    def _scores(self, jobs: Sequence[Job]) -> list[float]:
+        """The scores of those of these jobs that are done and have one."""
+        scores = [objective(job, self._settings.objective) for job in jobs if job.state == DONE]
+        return [score for score in scores if score is not None]
 
     def _report(self, trial: Trial, job: Job, step: int, score: float) -> None:
         """Report a step once all runs have been evaluated there, and prune the trial if Optuna's pruner says so."""
@@ -199,18 +228,25 @@ class Tuner(JobQueue):
         if job.number in at:
             return
         at[job.number] = score
-        if len(at) == len(trial.jobs) and self.study.report(
-            trial.in_study, step, float(np.mean(list(at.values())))
-        ):
+        if len(at) < len(trial.jobs):
+            return
+        in_study = self._optuna.trial.Trial(self.study, self.study.trials[trial.number]._trial_id)
+        with quiet():  # a run that has resumed from before its last report reports that again
+            in_study.report(float(np.mean(list(at.values()))), step)
+        if in_study.should_prune():
             trial.state = PRUNED
-            self.study.tell(trial.in_study, "PRUNED")
+            self._tell(trial.number, "PRUNED")
 
     def _fail(self, trial: Trial) -> None:
-        if trial.state == FAILED:
-            return
-        trial.state = FAILED
-        self._todo = deque(job for job in self._todo if job not in trial.jobs)
-        self.study.tell(trial.in_study, "FAIL")
+        if trial.state != FAILED:
+            trial.state = FAILED
+            self._todo = deque(job for job in self._todo if job not in trial.jobs)
+            self._tell(trial.number, "FAIL")
+
+    def _tell(self, number: int, state: str, score: float | None = None) -> None:
+        """Note in the study that a trial has ended; a second time is no error."""
+        if not self.study.trials[number].state.is_finished():
+            self.study.tell(number, score, self._optuna.trial.TrialState[state])
 
     # -- confirming ----------------------------------------------------------
 
@@ -225,26 +261,28 @@ class Tuner(JobQueue):
         """The trials that already run on fresh seeds."""
         return [trial for trial in self.trials if trial.confirming]
 
-    @property
-    def _to_confirm(self) -> list[Trial]:
-        """The best trials, without those that are confirmed."""
-        return [trial for trial in self.ranking[: self._settings.top] if not trial.confirming]
-
     def _confirm(self) -> bool:
         """Begin, or continue, to confirm the best trials, once all trials have ended."""
-        best = self._to_confirm
-        if not (best and self._trials_have_ended):
+        if self.confirmed or not self._trials_have_ended:
             return False
-        for trial in best:
-            n = self._settings.top_seeds
-            trial.confirming = self._make_jobs(trial, n, FRESH_SEEDS, "confirming trial")
+        for trial in self.ranking[: self._settings.top]:
+            seeds = range(FRESH_SEEDS, FRESH_SEEDS + self._settings.top_seeds)
+            trial.confirming = [self._make_job(trial.params, seed) for seed in seeds]
             self._update(trial)
             self._queue(trial.confirming)
-        return True
+        return bool(self.confirmed)
 
     @property
     def _trials_have_ended(self) -> bool:
         return self._all_asked and not any(trial.state == RUNNING for trial in self.trials)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all trials have ended, and the best of them are confirmed."""
+        waits = self._settings.top and self.ranking and not self.confirmed
+        if not self._trials_have_ended or waits or self._todo:
+            return False
+        return all(job.state in (DONE, FAILED) for job in self._confirming_jobs)
 
     @property
     def winner(self) -> Trial | None:
@@ -258,13 +296,6 @@ class Tuner(JobQueue):
         if not whole:
             return next(iter(self.ranking), None)
         return max(whole, key=lambda trial: (np.mean(trial.fresh), trial.score))
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether all trials have ended, and the best of them are confirmed."""
-        if not self._trials_have_ended or self._to_confirm or self._todo:
-            return False
-        return all(job.state in (DONE, FAILED) for job in self._confirming_jobs)
 
     @property
     def unfinished_jobs(self) -> list[Job]:
@@ -283,66 +314,26 @@ class Tuner(JobQueue):
         seeds = f", {counted(len(winner.fresh), 'fresh seed')}" if winner.fresh else ""
         return f"mean return {kind[self._settings.objective]} of {number(score)}{seeds}"
 
-    # -- continuing ----------------------------------------------------------
 
-    def _continue(self) -> None:
-        """Take up the trials of earlier launches: those that run are queued again, with the same jobs."""
-        for stored in self.study.trials:
-            if (state := _STATES.get(stored.state.name)) is None:  # not drawn yet
-                continue
-            params = self.study.params(stored)
-            before = next((trial for trial in self.trials if trial.params == params), None)
-            if before is None:
-                self.trials.append(Trial(len(self.trials), stored.number, params, state, stored.value))
-            elif state != FAILED:  # it has failed, and runs again
-                before.in_study, before.state, before.score = stored.number, state, stored.value
-        for trial in self.trials:
-            self._add_jobs(trial)
-            if self._retry and trial.jobs and trial.state == FAILED:
-                trial.state, trial.in_study = RUNNING, self.study.again(trial.in_study)
-            self._update(trial)
-            if trial.state == RUNNING:
-                self._queue(trial.jobs)
-        self._confirm()
-
-
-# -- scores --------------------------------------------------------------------
-
-
-def prunes_from(config: TrainConfig, settings: TuningSettings) -> int:
-    """The opt step from which on trials may be pruned.
-
-    Raises UsageError for a run without evaluations, or without the budget that `pruner=halving` divides.
-    """
-    if config.trainer.eval_interval is None:
-        raise UsageError("tuning needs evaluations", allowed="trainer.eval_interval=<opt steps>")
-    whole = counts(config).opt_steps
-    if whole is None and settings.pruner == "halving":
-        raise UsageError(
-            "hydra.sweeper.pruner=halving divides a budget of opt steps, and this run has none",
-            allowed="trainer.max_opts or trainer.max_env_steps with an opt_interval, or pruner=median",
-        )
-    return (whole or 0) // _NEVER_PRUNED
+# -- scores ----------------------------------------------------------------------
 
 
 def evaluations_of(job: Job) -> list[tuple[int, float]]:
-    """(opt step, mean return) of each regular evaluation of a run, in order. Raises BorderError for a damaged file."""
-    path = job.run_dir / METRICS_FILE
+    """(opt step, mean return) of each regular evaluation of a run, in order; none of a file that cannot be read."""
     try:
-        records = read_jsonl(path) if path.exists() else []
-    except ValueError as e:
-        raise BorderError(f"{path} cannot be read: {e}") from e
+        records = read_jsonl(job.run_dir / METRICS_FILE)
+    except (OSError, ValueError):
+        return []
     scores = {record["opt_steps"]: record[SCORE] for record in records if record.get(SCORE) is not None}
     return sorted(scores.items())
 
 
-def objective(job: Job, kind: str) -> float:
+def objective(job: Job, kind: str) -> float | None:
     """What is maximised, of one run: the score of the "best" model (without one, the highest evaluation), that of the
-    "last" model, or the mean height of the evaluation curve ("area").
+    "last" model, or the mean height of the evaluation curve ("area"). None of a run without evaluations.
     """
-    evaluations = evaluations_of(job)
-    if not evaluations:
-        raise BorderError(f"job {job.number} has no evaluation")
+    if not (evaluations := evaluations_of(job)):
+        return None
     if kind == "best" and job.best is not None:
         return job.best
     steps, means = np.array(evaluations, np.float64).T

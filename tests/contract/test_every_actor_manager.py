@@ -1,4 +1,4 @@
-"""Contract tests of every actor manager: actors in processes, and in threads as in tests/thread_actors.py."""
+"""Contract tests of every actor manager: actors in processes, and on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tests.thread_actors  # noqa: F401 - registers `thread`
 from border_cli.actors.spec import ActorSpec
 from border_cli.cli.train import main
 from border_cli.config.registry import ACTOR_MANAGERS
@@ -162,8 +161,7 @@ def test_a_run_trains_with_each_manager(
 ) -> None:
     if manager == "ray":
         request.getfixturevalue("ray_cluster")
-    args = ["plugins=[tests.thread_actors]", f"actor_manager={manager}", "n_actors=2", "trainer.max_opts=60"]
-    assert main(tiny(*args)) == 0
+    assert main(tiny(f"actor_manager={manager}", "n_actors=2", "trainer.max_opts=60")) == 0
     run = Run(Path("runs/latest").resolve())
     assert run.counts[0] == 60
     assert [actor["state"] for actor in run.summary["actors"]] == ["done"] * 2

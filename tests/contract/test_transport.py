@@ -16,7 +16,7 @@ from border_cli.actors.actor import Actor
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorState, ActorStatus, StatusBlock
 from border_cli.config.schema import EnvConfig
-from border_cli.core.types import ActorStat, Chunk
+from border_cli.core.types import Chunk
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.samplers import UniformSampler
@@ -77,7 +77,7 @@ class Bench:
             self.n_buffer,
         )
 
-    def run(self, *learner_acts: Callable[[], None]) -> ActorStat:
+    def run(self, *learner_acts: Callable[[], None]) -> None:
         """Run the actor. At each of its sleeps the learner does its next act, and finally requests the stop."""
         acts = iter([*learner_acts, self.status.request_stop])
 
@@ -85,9 +85,8 @@ class Bench:
             next(acts)()
 
         self.clock.on_sleep = act
-        stat = self.actor.run()
+        self.actor.run()
         self.collect()
-        return stat
 
     def grant(self, credit: int) -> None:
         self.status.grant([0, credit])
@@ -155,14 +154,14 @@ def test_a_full_ring_makes_the_actor_wait_and_loses_nothing() -> None:
         seen.append((bench.actor_status.state, bench.actor_status.heartbeat))
 
     bench.grant(32)
-    stat = bench.run(look, look, bench.collect, bench.collect)
+    bench.run(look, look, bench.collect, bench.collect)
     assert [state for state, _ in seen] == [ActorState.WAITING_FOR_ROOM] * 2
     assert seen[1][1] == seen[0][1] + 1  # alive while it waits
     times = np.concatenate([chunk.items["obs"][:, 3] for chunk in bench.chunks])
     np.testing.assert_array_equal(times, range(32))
     assert sum(bench.env_steps) == 32
     # Four times until the second collect frees room, and once for credit, each for a whole beat of this clock.
-    assert stat.blocked_seconds == pytest.approx(5 * 0.25)
+    assert bench.actor_status.blocked_ns == 5 * 250 * MS
 
 
 def test_rows_may_be_inserted_directly_from_the_ring() -> None:
@@ -208,11 +207,10 @@ def test_a_new_model_is_loaded_only_between_chunks() -> None:
     assert bench.policy.versions == [10, 20]
 
 
-def test_stat_counts_episodes_and_time_from_the_first_env_step_on() -> None:
+def test_time_counts_from_the_first_env_step_on() -> None:
     bench = Bench(length=3, n_buffer=100)
-    stat = bench.run(bench.collect, lambda: bench.grant(10))
-    assert (stat.actor, stat.incarnation, stat.episodes, stat.env_steps) == (1, 2, 3, 10)
-    assert stat.state == "done"
-    assert (
-        stat.seconds == stat.blocked_seconds == pytest.approx(0.25)
-    )  # only the wait for the stop, not the wait before the first env step
+    began = bench.clock.now_ns
+    bench.run(bench.collect, lambda: bench.grant(10))
+    status = bench.actor_status
+    # the wait for the stop, not the two before the first env step
+    assert (status.first_step_ns - began, status.blocked_ns) == (500 * MS, 250 * MS)

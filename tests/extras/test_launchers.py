@@ -55,4 +55,4 @@ def test_the_cause_of_a_failed_job_of_another_launcher_is_printed_once(
         line for line in err.splitlines() if "error: " in line and "unexpected keyword argument 'bad'" in line
     ]
     assert [re.findall("seed=([12])", line) for line in causes] == [["1"], ["2"]]
-    assert "sweep.retry" not in out and "the same command runs failed jobs again" in out
+    assert "sweep.retry=true with the same command runs failed jobs again" in out

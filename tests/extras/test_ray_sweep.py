@@ -1,15 +1,13 @@
-"""Sweeps on Ray: the results of this machine, stopped and killed sweeps, lost nodes, folders that nodes do not see."""
+"""Sweeps on Ray: the results of this machine, stopped and killed sweeps, lost nodes."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,12 +15,10 @@ import pytest
 
 from border_cli.cli.train import main
 from border_cli.runtime.signals import StopFlag
-from border_cli.sweeps.job_process import JobError, JobView
-from border_cli.sweeps.jobs import Sweep, read_head
-from border_cli.sweeps.ray_jobs import JobHost, JobStatus, RayJob, pack_directory, unpack_directory
+from border_cli.sweeps.jobs import Sweep
 from border_cli.sweeps.scheduler import JobQueue, Scheduler
 from tests.faults.processes import wait_until
-from tests.integration.test_sweep_scheduler import Light, Seen, starts
+from tests.integration.test_sweep_scheduler import Light, Seen
 from tests.real_runs import Run, tiny, train
 
 pytest.importorskip("ray")
@@ -82,15 +78,15 @@ def test_a_wrong_setting_is_named_before_there_is_a_folder(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_sweep_that_is_stopped_or_killed_leaves_nothing_and_continues(number: signal.Signals) -> None:
     args = command("seed=1,2", "trainer.max_opts=600", "sweep.slots=2")
-    before = {one.pid for one in psutil.process_iter()}
+    before = {process.pid for process in psutil.process_iter()}
     with subprocess.Popen(args, stdout=subprocess.DEVNULL) as process:
         wait_until(lambda: len(checkpointed()) == 2, "checkpoints of both jobs", 120)
         process.send_signal(number)
         assert process.wait(60) == (143 if number == signal.SIGTERM else -9)
 
     def left() -> list[str]:
-        every = (one for one in psutil.process_iter(["name", "status"]) if one.pid not in before)
-        names = [one.info["name"] for one in every if one.info["status"] != psutil.STATUS_ZOMBIE]
+        every = (p for p in psutil.process_iter(["name", "status"]) if p.pid not in before)
+        names = [p.info["name"] for p in every if p.info["status"] != psutil.STATUS_ZOMBIE]
         return [name for name in names if any(word in name for word in ("ray", "gcs", "python"))]
 
     wait_until(lambda: not left(), "the end of the cluster", 120)
@@ -106,7 +102,7 @@ def drive(folder: Path, sweep_id: str, tasks: list[Any], config: dict[str, Any])
     from border_cli.sweeps.ray_jobs import RayExecutor, RaySettings
 
     sweep, seen = Sweep(folder, [], sweep_id="of this sweep"), Seen()
-    added = [sweep.add(n, [f"n={n}"], task.run_dir) for n, task in enumerate(tasks)]
+    added = [sweep.add([f"n={n}"], lambda n: tasks[n].run_dir) for n in range(len(tasks))]
     sweep.save()
     executor = RayExecutor(RaySettings(cpus_per_job=1, **config), None, folder, sweep_id)
     with StopFlag() as stop:
@@ -115,17 +111,12 @@ def drive(folder: Path, sweep_id: str, tasks: list[Any], config: dict[str, Any])
     return sweep, seen
 
 
-def test_a_node_that_does_not_see_the_folder_sends_the_directory_back(
-    ray_cluster: None, tmp_path: Path
-) -> None:
-    tasks = [Light(tmp_path / "0"), Light(tmp_path / "1", codes=(5,))]
-    sweep, seen = drive(tmp_path, "of another sweep", tasks, {})
-    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("done", 0), ("failed", 5)]
-    assert seen.notes == ["job: error: code 5\nallowed: 0"]
-    assert starts(sweep) == [1, 1]
-    sweep, _ = drive(tmp_path, "of another sweep", tasks, {})
-    assert starts(sweep) == [2, 2]  # the second time, the directory went to the node first
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+def test_a_node_that_does_not_see_the_folder_is_named(ray_cluster: None, tmp_path: Path) -> None:
+    sweep, seen = drive(tmp_path, "of another sweep", [Light(tmp_path / "0")], {})
+    assert [(job.state, job.exit_code) for job in sweep.jobs] == [("failed", 2)]
+    assert (
+        f"does not see {tmp_path}\nallowed: a folder on a file system that all nodes share" in seen.notes[0]
+    )
 
 
 def test_a_job_whose_node_leaves_continues_on_another_one() -> None:
@@ -180,44 +171,3 @@ def test_a_tuning_runs_its_trials_on_the_cluster() -> None:
     assert tuning.returncode == 0, tuning.stderr
     assert "on Ray: 1 node with room for" in tuning.stdout
     assert [run.summary["status"] for run in jobs()] == ["done", "done"]
-
-
-class Surroundings:
-    """A job that writes what it sees of its sweep."""
-
-    def __call__(self, view: JobView, run_dir: Path) -> int:
-        sweep = read_head(run_dir.parent / "sweep.jsonl")
-        (run_dir / "seen.json").write_text(json.dumps([run_dir.parent.name, sweep["sweep_id"]]))
-        return 0
-
-
-def test_a_job_knows_its_sweep_on_a_node_that_does_not_see_the_folder(tmp_path: Path) -> None:
-    folder, here = tmp_path / "my_sweep", Path.cwd()
-    host = JobHost(Surroundings(), folder / "0", 1, tmp_path, folder, "an id")
-    try:
-        assert not host.sees_folder()
-        status = [host.start(b"")]
-        wait_until(lambda: status[-1].exit_code is not None or status.append(host.report()), "its end")
-        unpack_directory(status[-1].packed, tmp_path / "back")
-    finally:
-        os.chdir(here)
-    assert json.loads((tmp_path / "back" / "seen.json").read_text()) == ["my_sweep", "an id"]
-
-
-def test_a_directory_that_cannot_be_unpacked_fails_its_job_alone(tmp_path: Path) -> None:
-    """It holds a link to a file of the node."""
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "link").symlink_to("/etc/hostname")
-    answers = [False, JobStatus(None, JobError("", ""), 0, pack_directory(tmp_path / "job"))]
-    fake: Any = SimpleNamespace(
-        put=lambda value: value,
-        wait=lambda refs, timeout: (refs, []),
-        get=lambda ref: answers.pop(0),
-        exceptions=SimpleNamespace(RayError=ChildProcessError),
-    )
-    method = SimpleNamespace(remote=lambda *args: None)
-    host = SimpleNamespace(**dict.fromkeys(("sees_folder", "start", "report"), method))
-    job = RayJob(fake, host, tmp_path / "0")
-    job.update()
-    assert job.exit_code == 1
-    assert "link" in job.error.cause

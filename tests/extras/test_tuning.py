@@ -1,4 +1,4 @@
-"""The command that tunes: real runs that are killed and continue, and the mistakes of users."""
+"""The command that tunes: real runs that are killed and continue, search spaces, and the mistakes of users."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from border_cli import compose
+from border_cli.agents.dqn.config import DqnConfig
 from border_cli.cli.train import main
-from border_cli.config.convert import load, read_section
+from border_cli.cli.tune import default_space, read_space
+from border_cli.config.convert import dotted, load, to_plain
+from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
-from border_cli.sweeps.study import TuningSettings
 from tests.faults.commands import Command
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, tiny
@@ -58,20 +61,18 @@ def test_a_killed_tuning_continues_and_the_winner_is_a_preset(
     assert preset["agent"]["lr"] == pytest.approx(study.best_trial.params["agent.lr"], rel=1e-3)
 
 
-def test_a_run_that_is_pruned_stops_with_a_checkpoint(workplace: Path) -> None:
-    """The second of two trials learns nothing: its policy holds the pole for 9 env steps, that of the first for 10."""
+def test_a_run_that_is_pruned_stops_with_a_checkpoint(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("border_cli.sweeps.study._STARTUP", 1)
     words = ("hydra/sweeper=border_optuna", "agent.lr=choice(1e-3,1e-9)", "hydra.sweeper.n_trials=2")
-    more = ("hydra.sweeper.pruner=halving", "hydra.sweeper.seed=2", "hydra.sweeper.top=0", "sweep.slots=1")
+    more = ("hydra.sweeper.seed=2", "hydra.sweeper.top=0", "sweep.slots=1")
     run = ("trainer=sync", "trainer.max_opts=9000", "trainer.eval_interval=100", "trainer.save_interval=null")
     assert main(["-m", *tiny(*words, *more, *run, "recorder.console=none")]) == 0
     (sweep,) = workplace.glob("runs/sweeps/*/*")
-    trials = [
-        trial for trial in study_in(sweep).trials if trial.state.name != "FAIL"
-    ]  # values that came twice
-    assert [(trial.params["agent.lr"], trial.state.name) for trial in trials] == [
-        ("0.001", "COMPLETE"),
-        ("1e-09", "PRUNED"),
-    ]
+    trials = study_in(sweep).trials
+    drawn = {trial.params["agent.lr"]: trial.state.name for trial in trials if trial.state.name != "FAIL"}
+    assert list(drawn.items()) == [("0.001", "COMPLETE"), ("1e-09", "PRUNED")]  # which learns nothing
     pruned = Run(sweep / "1_dqn_cartpole")
     assert pruned.summary["status"] == "stopped"
     assert len(pruned.checkpoints) == 1 and 3000 <= pruned.counts[0] < 9000
@@ -113,6 +114,9 @@ def test_the_search_space_is_that_of_the_agent_that_a_group_of_the_user_has_chos
             "hydra/launcher=basic does not run the trials",
         ),
         (["hydra.sweeper.sampler=tp"], "allowed: tpe, gp, cmaes, random"),
+        (["hydra.sweeper.top=true"], "hydra.sweeper.top"),
+        (["agent.lr=interval(0.1,0.2)", "sweep.retry=true"], "sweep.retry has no effect in a tuning"),
+        (["env=cartpole,acrobot"], "env has several values"),
         (["agent.lr=interval(0.1,0.2)", "trainer.eval_interval=null"], "tuning needs evaluations"),
         (["hydra.sweeper.space=nowhere"], "no search space for 'nowhere'"),
         (["agent.lr=0.1", "agent.lrr=interval(0.1,0.2)"], "agent.lrr: there is no such key"),
@@ -133,18 +137,54 @@ def test_mistakes_are_named_before_there_is_a_folder(
     assert not (workplace / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("sampler", "tpee"),
-        ("pruner", "x"),
-        ("objective", "y"),
-        ("n_trials", 0),
-        ("seed", -1),
-        ("top", True),
-        ("space", 5),
-    ],
-)
-def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=rf"(?s)hydra\.sweeper\.{name}: .+\nallowed: "):
-        read_section(TuningSettings, {name: value}, "hydra.sweeper")
+def test_search_spaces_in_words_of_hydra() -> None:
+    words = [
+        "agent=dqn",
+        "++agent.lr=tag(log,interval(1e-4,3e-3))",
+        "++agent.batch_size=choice(32,64)",
+        "++agent.hidden=choice([64,64],[128])",
+        "++buffer.n_step=range(1,6,2)",
+        "++agent.target_interval=int(interval(1,9))",
+        "++seed=5",
+    ]
+    space = read_space(words, lambda: {"agent.gamma": "choice(0.9,0.99)"})
+    d = optuna.distributions
+    assert space.distributions == {
+        "agent.lr": d.FloatDistribution(1e-4, 3e-3, log=True),
+        "agent.batch_size": d.CategoricalDistribution(["32", "64"]),
+        "agent.hidden": d.CategoricalDistribution(["[64,64]", "[128]"]),
+        "buffer.n_step": d.IntDistribution(1, 5, step=2),
+        "agent.target_interval": d.IntDistribution(1, 9),
+    }
+    assert read_space(["++x=tag(log,range(1,9))"], dict).distributions == {
+        "x": d.IntDistribution(1, 8, log=True)
+    }
+    assert space.overrides({"agent.lr": "0.001"}, 2) == ["agent=dqn", "++agent.lr=0.001", "++seed=7"]
+    added = read_space(
+        ["agent=dqn", "++agent.lr=0.5"],
+        lambda: {"agent.lr": "choice(1,2)", "agent.gamma": "choice(0.9,0.99)"},
+    )
+    assert list(added.distributions) == ["agent.gamma"]
+
+
+@pytest.mark.parametrize("agent", list(AGENTS))
+def test_each_agent_has_a_search_space_whose_values_are_allowed(agent: str) -> None:
+    env = "cartpole" if issubclass(AGENTS[agent].config, DqnConfig) else "pendulum"
+    typed = [f"agent={agent}", f"env={env}", "preset=none"]
+    space = read_space(typed, lambda: default_space(agent))
+    every = [
+        {
+            key: str(d.choices[i % len(d.choices)] if hasattr(d, "choices") else (d.low, d.high)[i % 2])
+            for key, d in space.distributions.items()
+        }
+        for i in range(4)
+    ]
+    for params in every:
+        config = dotted(to_plain(compose(*space.overrides(params, 0))))
+        for key, value in params.items():
+            assert str(config[key]).replace(" ", "") == value
+
+
+def test_an_agent_without_a_search_space_is_named() -> None:
+    with pytest.raises(UsageError, match=r"nearest: hydra\.sweeper\.space=dqn"):
+        default_space("dqnn")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from border_cli.checkpoints.contents import CHECKPOINTS
 from border_cli.checkpoints.store import list_steps, newest_valid, step_name
 from border_cli.cli.train import main
 from border_cli.config.convert import to_plain
 from border_cli.run.trust import code_names
-from tests.faults.amounts import FULL
 from tests.faults.processes import START_S, assert_session_ends, handles, processes, wait_until
 from tests.faults.trap import GO, MARK
 from tests.real_runs import Run, tiny
@@ -39,8 +40,8 @@ class Command(CommandProcess):
 
     Args:
         faults: faults for `tests.faults.plugin` to inject.
-        before, warm: see `CommandProcess`.
         stdout: a descriptor, by default of the file `output`.
+        variables, others: see `CommandProcess`.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class Command(CommandProcess):
         folder: Path,
         *args: str,
         faults: str = "",
-        before: tuple[str, ...] = (),
         stdout: int | None = None,
-        warm: bool = not FULL,
+        variables: Mapping[str, str] | None = None,
+        **others: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        variables = {"FAULTS": faults, "XDG_CACHE_HOME": str(folder / "cache")}
+        variables = {"FAULTS": faults, "XDG_CACHE_HOME": str(folder / "cache"), **(variables or {})}
         plugins = ["plugins=[tests.faults.plugin]"] if faults else []
         with (folder / "errors").open("wb") as errors, (folder / "output").open("wb") as output:
             super().__init__(
@@ -65,8 +66,7 @@ class Command(CommandProcess):
                 stdout=output if stdout is None else stdout,
                 stderr=errors,
                 variables=variables,
-                before=before,
-                warm=warm,
+                **others,
             )
         self._since = monotonic()
 
@@ -149,11 +149,9 @@ class Command(CommandProcess):
         return (self.run.path / "train.log").read_text()
 
 
-def border_train(
-    folder: Path, *args: str, faults: str = "", before: tuple[str, ...] = (), stdout: int | None = None
-) -> Command:
+def border_train(folder: Path, *args: str, **named: Any) -> Command:
     """Start a tiny endless run with the given arguments, with two actors unless trainer=sync."""
-    return Command(folder, *endless(*args), faults=faults, before=before, stdout=stdout)
+    return Command(folder, *endless(*args), **named)
 
 
 def run_here(code: int, *args: str) -> Run:

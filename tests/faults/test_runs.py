@@ -348,7 +348,11 @@ def test_a6_an_environment_that_raises_ends_the_run(
     for text in (errors, (run.path / "train.log").read_text()):
         assert text.count("Traceback (most recent call last)") == 1
         assert f'File "{TRAP_FILE}"' in text
-    assert TRAP_FILE in (run.path / "crash.json").read_text()
+    crash = run.json("crash.json")
+    assert TRAP_FILE in "".join(crash["traceback"])
+    if moment == "step 500":
+        context = {"actor": 1, "incarnation": 0, "who": "actor 1", "phase": "step", "env": 0}
+        assert crash["context"].items() >= (context | {"episode": 1 + 499 // 7, "step": 499 % 7}).items()
     assert bool(opt_steps) == (moment not in WITHOUT_OPT_STEPS)
     last = [f"error: {run.summary['error']}", *([resume_hint(run, workplace)] if opt_steps else [])]
     assert errors.splitlines()[-len(last) :] == last

@@ -31,8 +31,7 @@ sys.exit(getattr(entry, {command!r})())
 PROCESS_1 = ("unshare", "-rpf", "--mount-proc")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize(("command", "number"), [("train", signal.SIGINT), ("evaluate", signal.SIGTERM)])
 def test_d1_interrupted_while_it_is_imported(command: str, number: signal.Signals) -> None:
     done = run_with_signal(command, signal.SIG_DFL, number)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
@@ -46,14 +45,15 @@ def test_d10_process_1_of_a_container_is_interrupted_while_it_is_imported() -> N
     assert (done.returncode, done.stdout, done.stderr) == (ExitCode.SIGTERM, "", "")
 
 
-def test_an_ignored_sigint_stays_ignored() -> None:
-    done = run_with_signal("train", signal.SIG_IGN)
-    assert done.returncode == 0
-    assert done.stdout.startswith("border-cli ")
-
-
-def test_d4_sigusr1_while_it_is_imported_is_ignored() -> None:
-    done = run_with_signal("train", signal.SIG_DFL, signal.SIGUSR1)
+@pytest.mark.parametrize(
+    ("disposition", "number"),
+    [(signal.SIG_IGN, signal.SIGINT), (signal.SIG_DFL, signal.SIGUSR1)],
+    ids=["SIGINT that the parent process ignores", "SIGUSR1"],
+)
+def test_d4_a_signal_that_is_ignored_while_it_is_imported(
+    disposition: signal.Handlers, number: signal.Signals
+) -> None:
+    done = run_with_signal("train", disposition, number)
     assert done.returncode == 0
     assert done.stdout.startswith("border-cli ")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from border_cli.cli.train import main
+from border_cli.run.summary import RunFiles
 from tests.faults.amounts import FULL, sampled
 from tests.interrupted import assert_same_bits, resume, run_killed, run_whole, signal_at
 from tests.real_runs import Run, tiny
@@ -90,30 +92,43 @@ def test_a_run_resumed_with_a_larger_budget_equals_one_with_that_budget_from_the
     run = run_whole(folder / f"{mode}, short", *COMMON, *MODES[mode], "trainer.max_opts=40")
     resume(run.path, BUDGET)
     assert_same_bits(Run(run.path), uninterrupted(mode))
-    assert Run(run.path).summary["exact"] is True
 
 
-@pytest.mark.parametrize("length", [None, 1_000])
-def test_a_schedule_that_ends_with_the_old_budget_is_another_one(folder: Path, length: int | None) -> None:
-    """A run that had the larger budget from the start would have a longer schedule, unless its length is given."""
-    given = () if length is None else (f"agent.lr_opt_steps={length}",)
-    args = (*COMMON, *MODES["sync"], "agent.lr_schedule=linear", *given)
-    run = run_whole(folder / f"schedule of {length}", *args, "trainer.max_opts=40")
+def test_a_schedule_that_ends_with_the_old_budget_is_said(folder: Path) -> None:
+    args = (*COMMON, *MODES["sync"], "agent.lr_schedule=linear")
+    run = run_whole(folder / "schedule", *args, "trainer.max_opts=40")
     resume(run.path, BUDGET)
-    assert Run(run.path).summary["exact"] is (length is not None)
+    assert Run(run.path).summary["exact"] is False
     log = " ".join((run.path / "train.log").read_text().split())
-    is_said = "the learning rate is 0 from opt step 40 on: agent.lr_opt_steps=<number> changes that" in log
-    assert is_said is (length is None)
+    assert "the learning rate is 0 from opt step 40 on: agent.lr_opt_steps=<number> changes that" in log
 
 
-def test_lockstep_resumes_with_a_larger_budget_of_env_steps(folder: Path) -> None:
-    """The old budget shortened the last rounds, so the result is not that of the larger budget and is not exact."""
-    args = (*COMMON, *MODES["three actors"], "trainer.max_env_steps=121")
-    run = run_whole(folder / "used up", *args)
-    assert run.counts[1] == 121
-    assert main([f"resume={run.path}", "trainer.max_env_steps=200"]) == 0
-    again = Run(run.path)
-    assert again.counts[1] == 200
-    assert again.counts[0] == (200 - again.config.trainer.warmup_period) // 2
-    assert again.summary["exact"] is False
-    assert sum(actor["env_steps"] for actor in again.summary["actors"]) == 200
+BESIDE = ("trainer=sync", "evaluator=process", "trainer.eval_interval=40", "trainer.save_interval=null")
+"""With evaluator=process a result takes effect when the next model is submitted."""
+
+
+def test_g1_a_score_that_had_no_effect_yet_when_the_run_was_saved_has_it_again(workplace: Path) -> None:
+    """The checkpoint of opt step 60 has a pending evaluation of opt step 40."""
+    whole = run_whole(workplace / "whole", *BESIDE, "trainer.max_opts=120")
+    parts = run_whole(workplace / "parts", *BESIDE, "trainer.max_opts=60")
+    assert parts.summary["best_score"]["opt_steps"] in (40, 60)
+    resume(parts.path, "trainer.max_opts=120")
+    assert_same_bits(Run(parts.path), whole)
+
+
+def test_g1_a_run_that_is_not_exact_stays_so_when_it_is_killed(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ("n_actors=1", "trainer.lockstep=true", "trainer.max_opts=120", "trainer.save_interval=20")
+    with signal_at(50):
+        assert main([*tiny(*args), f"hydra.run.dir='{workplace / 'run'}'"]) == 143
+    run = Run(workplace / "run")
+    assert run.summary["exact"] is True
+    with monkeypatch.context() as patch, signal_at(90):
+        write = RunFiles._write
+        # as if the process was killed before
+        patch.setattr(RunFiles, "_write", lambda files, result=None: result or write(files))
+        assert main([f"resume={run.path}", "evaluator.episodes=3"]) == 143
+    assert json.loads((run.path / "summary.json").read_text())["status"] == "running"
+    resume(run.path)
+    assert Run(run.path).summary["exact"] is False

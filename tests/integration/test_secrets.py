@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from border_cli.cli.compose import Composer
+from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.train import main
+from border_cli.core.errors import UsageError
 from tests.faults.amounts import sampled
 from tests.real_runs import Run, tiny
 
 TOKEN = "hf_0123456789abcdefPLANTED"
 SHORT = ("env=gym", "trainer.max_opts=100", "recorder.tensorboard=true", "trainer.eval_interval=60")
-ENDS: dict[str, tuple[Any, ...]] = {
-    "done": (0, "env.entry_point=tests.counting:CountingEnv"),
-    "actor lost": (5, "env.entry_point=tests.envs:Leaving"),
-    "defect": (1, "env.entry_point=tests.counting:CountingEnv"),
+ENDS = {
+    "done": (0, "env.entry_point=tests.counting:CountingEnv", "trainer=async"),
+    "defect": (1, "env.entry_point=tests.counting:CountingEnv", "trainer=sync"),
+    "actor lost": (5, "env.entry_point=tests.envs:Leaving", "trainer=async actor_manager.restarts=0"),
 }
 
 
-@pytest.mark.parametrize(("end", "trainer"), sampled([*product(ENDS, ["async", "sync"])], 2))
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SECRET_TOKEN", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, TOKEN)
+
+
+@pytest.mark.parametrize("end", sampled([*ENDS], 2))
 def test_i7_a_token_in_the_environment_is_in_no_file_of_the_run(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, end: str, trainer: str
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setenv("SECRET_TOKEN", TOKEN)
-    monkeypatch.setenv("WANDB_API_KEY", TOKEN)
-    code, *args = ENDS[end]
+    code, env, trainer = ENDS[end]
     if end == "defect":
 
         def fail(*_: object) -> None:
@@ -35,9 +40,7 @@ def test_i7_a_token_in_the_environment_is_in_no_file_of_the_run(
             raise RuntimeError(f"a defect of {len(token)}")
 
         monkeypatch.setattr("border_cli.training.evaluation.EvalManager.submit", fail)
-    if trainer == "async":
-        args += ["actor_manager.restarts=0"]
-    assert main(tiny(*SHORT, *args, f"trainer={trainer}")) == code
+    assert main(tiny(*SHORT, env, *trainer.split())) == code
     run = Run(Path("runs/latest").resolve())
     files = {path: path.read_bytes() for path in workplace.rglob("*") if path.is_file()}
     assert run.path / "provenance.json" in files
@@ -45,55 +48,47 @@ def test_i7_a_token_in_the_environment_is_in_no_file_of_the_run(
     assert [path for path, content in files.items() if TOKEN.encode() in content] == []
 
 
-INTERPOLATED = {
-    "env.kwargs.token": "${oc.env:SECRET_TOKEN}",
-    "env.kwargs.nested": "{list: [1, 'Bearer ${oc.decode:${oc.env:SECRET_TOKEN}}']}",
-    "env.entry_point": "${oc.env:SECRET_TOKEN,tests.counting:CountingEnv}",
-    "seed": "${oc.env:SECRET_TOKEN}",
-}
+def refused(*words: str, config_dir: Path | None = None) -> str:
+    with pytest.raises(UsageError) as refusal:
+        Composer(parse_overrides(words), config_dir and str(config_dir)).compose()
+    lines = str(refusal.value).splitlines()
+    assert len(lines) <= 3 and TOKEN not in str(refusal.value)
+    assert "oc.env:SECRET_TOKEN" in lines[0] and "an environment that reads the variable itself" in lines[1]
+    return lines[0]
 
 
-def assert_refused(workplace: Path, capsys: pytest.CaptureFixture[str], key: str) -> None:
-    """Check for at most three lines without the token, and for no run directory."""
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) <= 3
-    assert lines[0].startswith(f"error: {key}") and "oc.env:SECRET_TOKEN" in lines[0]
-    assert "an environment that reads the variable itself" in lines[1]
-    assert TOKEN not in "".join(lines)
-    assert not (workplace / "runs").exists()
-
-
-@pytest.mark.parametrize(("key", "flags"), [*((key, []) for key in INTERPOLATED), ("seed", ["-m"])])
-def test_i7_a_value_from_an_environment_variable_is_refused(
-    workplace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    key: str,
-    flags: list[str],
-) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("env.kwargs.token", "${oc.env:SECRET_TOKEN}"),
+        ("env.kwargs.nested", "{list: [1, 'Bearer ${oc.decode:${oc.env:SECRET_TOKEN}}']}"),
+        ("env.entry_point", "${oc.env:SECRET_TOKEN,tests.counting:CountingEnv}"),
+        ("seed", "${oc.env:SECRET_TOKEN}"),
+    ],
+)
+def test_i7_a_value_from_an_environment_variable_is_refused(key: str, value: str) -> None:
     """Otherwise config.yaml and the files of each model would contain the value."""
-    monkeypatch.setenv("SECRET_TOKEN", TOKEN)
-    args = {"env": "gym", "env.entry_point": "tests.counting:CountingEnv", key: INTERPOLATED[key]}
-    assert main([*flags, *tiny(*(f"{name}={value}" for name, value in args.items()))]) == 2
-    assert_refused(workplace, capsys, key)
+    assert refused(f"{key}={value}").startswith(key)
 
 
-def test_i7_a_value_from_an_environment_variable_is_refused_in_a_file_too(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_i7_a_value_from_an_environment_variable_is_refused_in_a_file_and_in_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SECRET_TOKEN", TOKEN)
-    file = workplace / "conf" / "env" / "mine.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("id: CartPole-v1\nkwargs: {token: '${oc.env:SECRET_TOKEN}'}\n")
-    assert main(["--config-dir", "conf", *tiny("env=mine")]) == 2
-    assert_refused(workplace, capsys, "env.kwargs.token")
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").write_text(
+        "id: CartPole-v1\nkwargs: {token: '${oc.env:SECRET_TOKEN}'}\n"
+    )
+    assert refused("env=mine", config_dir=tmp_path).startswith("env.kwargs.token")
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", "seed=${oc.env:SECRET_TOKEN}"]) == 2
+    assert TOKEN not in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 def test_i7_the_run_directory_may_come_from_an_environment_variable(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """hydra.run.dir belongs to Hydra and is not stored in config.yaml."""
-    monkeypatch.setenv("SCRATCH", str(workplace / "scratch"))
-    args = ("env=cartpole", "trainer=sync", "trainer.max_opts=2", "hydra.run.dir=${oc.env:SCRATCH}/run")
-    assert main(tiny(*args, "trainer.eval_interval=null")) == 0
-    assert (workplace / "scratch" / "run" / "summary.json").exists()
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    composed = Composer(parse_overrides(["hydra.run.dir=${oc.env:SCRATCH}/run"])).compose()
+    assert composed.run_dir == tmp_path / "run"

@@ -14,28 +14,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from border_cli.core.errors import ExitCode, ResourceError
+from border_cli.core.errors import ExitCode
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.runtime.signals import StopFlag
-from border_cli.sweeps.job_process import JobProcess, JobView, LocalExecutor
 from border_cli.sweeps.jobs import Job, Sweep
 from border_cli.sweeps.scheduler import JobQueue, Scheduler, _Slot
+from border_cli.sweeps.slots import JobEnd, JobProcess, JobView, LocalExecutor
 from tests.faults.processes import nothing_left, wait_until
 
 
 @dataclass(frozen=True)
 class Light:
     """A job. codes: exit codes of its first and second start, a negative one for a signal · meet: another job to wait for ·
-    waits_for_retry: whether to wait until the sweep has put that job back into the queue · says_why: if it fails.
+    waits_for_retry: whether to wait until the sweep has put that job back into the queue.
     """
 
     run_dir: Path
     codes: tuple[int, ...] = (0,)
     meet: int | None = None
     waits_for_retry: bool = False
-    says_why: bool = True
 
-    def __call__(self, view: JobView, run_dir: Path) -> int:
+    def __call__(self, view: JobView, run_dir: Path) -> JobEnd:
         starts = run_dir / "starts"
         n = len(starts.read_text()) if starts.exists() else 0
         starts.write_text("x" * (n + 1))
@@ -46,10 +45,8 @@ class Light:
         code = self.codes[min(n, len(self.codes) - 1)]
         if code < 0:
             os.kill(os.getpid(), -code)
-        if code and self.says_why:
-            view.fail(f"job: error: code {code}\nallowed: 0")
         (run_dir / "summary.json").write_text(json.dumps({"status": "failed" if code else "done"}))
-        return code
+        return JobEnd(code, f"error: code {code}\nallowed: 0" if code else "")
 
     def _met(self) -> bool:
         if not (self.run_dir.parent / str(self.meet) / "starts").exists():
@@ -86,11 +83,10 @@ def run(
     executor: LocalExecutor | None = None,
 ) -> tuple[Sweep, Seen]:
     sweep, seen = Sweep(folder, []), Seen()
-    tasks = dict(enumerate(jobs))
-    added = [sweep.add(n, [f"n={n}"], job.run_dir) for n, job in tasks.items()]
+    added = [sweep.add([f"n={n}"], lambda n: jobs[n].run_dir) for n in range(len(jobs))]
     with nothing_left():
-        where = executor or LocalExecutor(slots, 1)
-        Scheduler(sweep, where, lambda job: tasks[job.number], seen, stop or StopFlag()).run(JobQueue(added))
+        where = executor or LocalExecutor(slots)
+        Scheduler(sweep, where, lambda job: jobs[job.number], seen, stop or StopFlag()).run(JobQueue(added))
     sweep.save()  # as the command does at its end
     assert Sweep.read(folder).jobs == [
         Job(job.number, job.overrides, job.run_dir, job.state, job.exit_code, job.error) for job in added
@@ -105,59 +101,43 @@ def starts(sweep: Sweep) -> list[int]:
     ]
 
 
-def test_each_job_runs_once_as_many_at_a_time_as_there_are_slots(tmp_path: Path) -> None:
-    jobs = [Light(tmp_path / "0", meet=1), Light(tmp_path / "1", meet=0), Light(tmp_path / "2")]
+def test_each_job_runs_once_as_many_at_a_time_as_there_are_slots_and_failures_are_reported(
+    tmp_path: Path,
+) -> None:
+    jobs = [
+        Light(tmp_path / "0", meet=1),
+        Light(tmp_path / "1", meet=0),
+        Light(tmp_path / "2", codes=(5,)),
+        Light(tmp_path / "3", codes=(-signal.SIGSEGV,)),
+    ]
     sweep, seen = run(tmp_path, jobs, slots=2)
-    assert [job.state for job in sweep.jobs] == ["done"] * 3
-    assert (starts(sweep), seen.most, seen.notes) == ([1, 1, 1], 2, [])
+    ends = [(job.state, job.exit_code, job.error) for job in sweep.jobs]
+    assert ends[:3] == [("done", 0, ""), ("done", 0, ""), ("failed", 5, "code 5")]
+    assert ends[3] == ("failed", 139, "the job's process was killed by SIGSEGV")
+    assert (starts(sweep), seen.most) == ([1, 1, 1, 1], 2)
     assert seen.changes[:2] == [(0, "running"), (1, "running")]
+    assert set(seen.notes) == {
+        "job 2 (n=2): error: code 5\nallowed: 0",
+        f"job 3 (n=3): error: {ends[3][2]}\n{tmp_path}/3/output.log has what it printed",
+    }
 
 
-def test_a_ctrl_c_that_reaches_a_job_while_it_starts_is_left_to_the_sweep(tmp_path: Path) -> None:
-    """Until the process leads a group of its own, the terminal sends it SIGINT too."""
-    process = JobProcess(Light(tmp_path), tmp_path, 1)
-    with contextlib.closing(process):
-        process.signal(signal.SIGINT)  # it takes a second to import what it runs
-        wait_until(lambda: process.exit_code is not None, "the end of the job")
-        assert process.exit_code == 0
+def visible_gpus(view: JobView, _: Path) -> JobEnd:
+    return JobEnd(2, os.environ["CUDA_VISIBLE_DEVICES"])
 
 
 @pytest.mark.parametrize("gpu", ["3", None])
-def test_a_job_sees_its_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str | None) -> None:
+def test_a_job_sees_its_gpu_alone_and_leaves_a_ctrl_c_while_it_starts_to_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str | None
+) -> None:
+    """Until the process leads a group of its own, the terminal sends it SIGINT too."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
     process = JobProcess(visible_gpus, tmp_path, 1, gpu)
     with contextlib.closing(process):
-        wait_until(lambda: process.exit_code is not None, "the end of the job")
-        process.update()
-        assert process.error.text == (gpu or "0,3")
+        process.signal(signal.SIGINT)  # it takes a moment to import what it runs
+        wait_until(lambda: process.job_end is not None, "the end of the job")
+        assert process.job_end == JobEnd(2, gpu or "0,3")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,3"
-
-
-def visible_gpus(view: JobView, _: Path) -> int:
-    view.fail(os.environ["CUDA_VISIBLE_DEVICES"])
-    return 0
-
-
-def test_a_job_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None:
-    jobs = [
-        Light(tmp_path / "0", codes=(5,)),
-        Light(tmp_path / "1", codes=(-signal.SIGSEGV,)),
-        Light(tmp_path / "2"),
-        Light(tmp_path / "3", codes=(1,), says_why=False),
-    ]
-    sweep, seen = run(tmp_path, jobs, slots=1)
-    assert [(job.state, job.exit_code) for job in sweep.jobs] == [
-        ("failed", 5),
-        ("failed", 139),
-        ("done", 0),
-        ("failed", 1),
-    ]
-    assert seen.notes[2] == (
-        f"job 3 (n=3): error: the job's process exited with code 1\n{tmp_path}/3/output.log has what it printed"
-    )
-    assert seen.notes[0] == "job: error: code 5\nallowed: 0"
-    assert "job 1 (n=1): error: the job's process was killed by SIGSEGV" in seen.notes[1]
-    assert sweep.jobs[0].error == "code 5"
 
 
 @pytest.mark.parametrize("code", [ExitCode.RESOURCES, -signal.SIGKILL])
@@ -181,15 +161,13 @@ def test_a_job_for_which_there_is_no_memory_alone_has_failed(tmp_path: Path) -> 
 
 
 class Refusing(LocalExecutor):
-    """Cannot start a job the first time."""
+    """Cannot start this job the first time."""
 
-    def __init__(self, count: int, job: str) -> None:
-        super().__init__(count, 1)
-        self._job: str | None = job
+    refused = "1"
 
     def start(self, task, run_dir: Path, beside: Sequence[JobProcess]) -> JobProcess:
-        if run_dir.name == self._job:
-            self._job = None
+        if run_dir.name == self.refused:
+            self.refused = ""
             raise OSError(11, "Resource temporarily unavailable")
         return super().start(task, run_dir, beside)
 
@@ -199,16 +177,16 @@ def test_a_job_that_cannot_be_started_waits_for_the_others_and_fails_if_there_ar
     tmp_path: Path, slots: int, state: str
 ) -> None:
     jobs = [Light(tmp_path / str(n)) for n in range(3)]
-    sweep, seen = run(tmp_path, jobs, slots, executor=Refusing(slots, "1"))
+    sweep, seen = run(tmp_path, jobs, slots, executor=Refusing(slots))
     assert [job.state for job in sweep.jobs] == ["done", state, "done"]
     assert starts(sweep) == [1, int(state == "done"), 1]
     assert len(seen.notes) == 1 and "Resource temporarily unavailable" in seen.notes[0]
 
 
-def test_a_sweep_file_that_cannot_be_written_does_not_end_the_jobs(
+def test_a_journal_that_cannot_be_written_does_not_end_the_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, full = Sweep.save, [OSError(28, "No space left on device")] * 3
+    original, full = Sweep.save, [OSError(28, "No space left on device")] * 2
 
     def save(sweep: Sweep, *jobs: Job) -> None:
         if full:
@@ -216,22 +194,22 @@ def test_a_sweep_file_that_cannot_be_written_does_not_end_the_jobs(
         original(sweep, *jobs)
 
     monkeypatch.setattr(Sweep, "save", save)
-    sweep, seen = run(tmp_path, [Light(tmp_path / str(n)) for n in range(3)], slots=1)
-    assert [job.state for job in sweep.jobs] == ["done"] * 3
-    assert (len(seen.notes), full) == (1, [])
-    assert "sweep.jsonl cannot be written" in seen.notes[0]
+    sweep, _ = run(tmp_path, [Light(tmp_path / str(n)) for n in range(2)], slots=1)
+    assert ([job.state for job in sweep.jobs], full) == (["done"] * 2, [])
 
 
 def test_jobs_are_divided_among_the_gpus_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     def process(task: object, run_dir: Path, cpus: int, gpu: str | None) -> SimpleNamespace:
         return SimpleNamespace(gpu=gpu)
 
-    monkeypatch.setattr("border_cli.sweeps.job_process.JobProcess", process)
-    executor, task = LocalExecutor(2, 1, ("0", "3")), Light(Path("0"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+    monkeypatch.setattr("border_cli.sweeps.slots.JobProcess", process)
+    executor, task = LocalExecutor(2, "cuda"), Light(Path("0"))
     first = executor.start(task, Path("0"), [])
     second = executor.start(task, Path("1"), [first])
-    assert [one.gpu for one in (first, second)] == ["0", "3"]
+    assert [job.gpu for job in (first, second)] == ["0", "3"]
     assert executor.start(task, Path("2"), [first]).gpu == "3"
+    assert LocalExecutor(2, "cuda:1").start(task, Path("0"), []).gpu is None  # which sees all of them
 
 
 def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +217,7 @@ def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest
     sweep = Sweep(tmp_path, [])
     jobs = [Job(n, (f"n={n}",), tmp_path / str(n)) for n in range(6)]
     sweep.jobs = jobs
-    scheduler = Scheduler(sweep, LocalExecutor(2, 1), lambda job: None, Seen(), StopFlag())  # type: ignore[arg-type, return-value]
+    scheduler = Scheduler(sweep, LocalExecutor(2), lambda job: None, Seen(), StopFlag())  # type: ignore[arg-type, return-value]
     starting = SimpleNamespace(latest=None)
     now = 1000.0
     monkeypatch.setattr("border_cli.sweeps.scheduler.time.monotonic", lambda: now)
@@ -256,7 +234,7 @@ def test_the_time_that_a_sweep_needs_by_hand(tmp_path: Path, monkeypatch: pytest
 class Patient:
     """A job that runs until it is asked to stop, and then writes a file.
 
-    asks: its sweep to stop, when it has started, and `beside` too · sweep: process of the sweep.
+    beside: another job · asks: its sweep to stop, when both have started · sweep: process of the sweep.
     """
 
     run_dir: Path
@@ -264,7 +242,7 @@ class Patient:
     beside: Path | None = None
     sweep: int = field(default_factory=os.getpid)
 
-    def __call__(self, view: JobView, run_dir: Path) -> int:
+    def __call__(self, view: JobView, run_dir: Path) -> JobEnd:
         with StopFlag() as stop:
             (run_dir / "config.yaml").write_text("{}\n")
             (run_dir / "starts").write_text("x")
@@ -275,7 +253,7 @@ class Patient:
             while not stop():
                 time.sleep(0.01)
             (run_dir / "saved").touch()
-            return int(stop.code or 0)
+            return JobEnd(stop.code or 0)
 
 
 def test_a_stop_reaches_every_job_and_no_further_job_starts(tmp_path: Path) -> None:
@@ -286,27 +264,3 @@ def test_a_stop_reaches_every_job_and_no_further_job_starts(tmp_path: Path) -> N
     stopped = ("stopped", 130)  # the code of the sweep, which passes SIGINT on as SIGTERM
     assert [(job.state, job.exit_code) for job in sweep.jobs] == [stopped, stopped, ("waiting", None)]
     assert all((tmp_path / name / "saved").exists() for name in ("0", "1"))
-
-
-class FullDisk(JobQueue):
-    """Cannot note that a job has ended."""
-
-    def __init__(self, jobs: list[Job], error: Exception) -> None:
-        super().__init__(jobs)
-        self._error = error
-
-    def ended(self, job: Job) -> None:
-        raise self._error
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ResourceError("the disk is full")])
-def test_a_disk_that_is_full_for_the_source_stops_the_jobs_with_checkpoints(
-    tmp_path: Path, error: Exception
-) -> None:
-    sweep = Sweep(tmp_path, [])
-    tasks: list[Light | Patient] = [Light(tmp_path / "0", meet=1), Patient(tmp_path / "1", asks=False)]
-    jobs = [sweep.add(n, [f"n={n}"], task.run_dir) for n, task in enumerate(tasks)]
-    scheduler = Scheduler(sweep, LocalExecutor(2, 1), lambda job: tasks[job.number], Seen(), StopFlag())  # type: ignore[arg-type, return-value]
-    with nothing_left(), pytest.raises(ResourceError, match="the disk is full"):
-        scheduler.run(FullDisk(jobs, error))
-    assert (tmp_path / "1" / "saved").exists()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import io
 import logging
 import multiprocessing
 import os
@@ -19,28 +17,27 @@ from types import SimpleNamespace
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from border_cli.cli.sweep import SweepRun, SweepSettings
-from border_cli.cli.sweep_job import JobScore, SweepTask
+from border_cli.cli import sweep_job
+from border_cli.cli.sweep_run import SweepRun, SweepSettings
 from border_cli.cli.train import main
 from border_cli.config.registry import TABLES
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError
 from border_cli.display.output import output
-from border_cli.recorders.files import read_jsonl
 from border_cli.run.directory import Launch
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import run_in_child
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep
-from tests.faults.commands import Command, endless, trap
+from border_cli.sweeps.slots import JobEnd
+from tests.faults.commands import Command, endless
 from tests.faults.processes import processes
 from tests.real_runs import Run, tiny, train
 
 SHORT = ("trainer.max_opts=30", "trainer.eval_interval=20", "trainer.save_interval=null")
-COUNTING = ("env=gym", "env.entry_point=tests.counting:CountingEnv", "n_actors=2")
-NO_RESTARTS = "actor_manager.restarts=0"
+COUNTING = ("env=gym", "env.entry_point=tests.counting:CountingEnv", "trainer=sync")
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -55,42 +52,56 @@ def job_runs() -> list[Run]:
     return [Run(path) for path in sorted(folder.glob("[0-9]*")) if path.is_dir()]
 
 
-def test_every_job_has_its_own_run_and_equals_a_single_run() -> None:
-    assert sweep("seed=1,2", "trainer=sync") == 0
+def test_every_job_has_its_own_run_and_the_best_configuration_is_a_preset_for_other_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """How many jobs run at a time is measured first."""
+    lockstep = ("trainer.lockstep=true", "n_actors=1")
+    assert sweep("agent.gamma=0.5,0.6", *lockstep, "recorder.console=plain") == 0
     assert not Path("runs/latest").exists()
     runs = job_runs()
     assert [run.path.name for run in runs] == ["0_dqn_cartpole", "1_dqn_cartpole"]
-    for seed, run in enumerate(runs, 1):
-        assert run.config.seed == seed
+    for gamma, run in zip((0.5, 0.6), runs, strict=True):
+        assert run.config.agent.gamma == gamma
         assert run.summary["ended_by"] == "max_opts"
         assert run.checkpoints == ["step-000000030"]
         assert run.steps("eval/return_mean") == [20, 30]
         assert (run.path / ".hydra" / "config.yaml").is_file()
         assert (run.path / "best" / "manifest.json").is_file()
-        assert f"seed={seed}" in (run.path / ".hydra" / "overrides.yaml").read_text()
+        assert f"agent.gamma={gamma}" in (run.path / ".hydra" / "overrides.yaml").read_text()
         assert "-m" in run.json("provenance.json")["launches"][0]["command"].split()
-    first, second = (run.files("checkpoints", "best") for run in runs)
-    name = "checkpoints/step-000000030/model.safetensors"
-    assert first[name] != second[name]
     assert len({run.summary["run_id"] for run in runs}) == 2
-    assert second == train(*SHORT, "seed=2", "trainer=sync").files("checkpoints", "best")
+
+    (preset,) = Path("runs/sweeps").glob("*/*/preset/best_cartpole.yaml")
+    folder = preset.parent.parent
+    assert (
+        f"best     border-train --config-dir {folder} agent=dqn env=cartpole trainer.lockstep=True preset=best_cartpole"
+        in (out := capsys.readouterr().out)
+    )
+    assert re.search(r"jobs? at a time, with \d+ CPUs? each: \w+", out)
+    with_preset = train("--config-dir", str(folder), "preset=best_cartpole", *SHORT, *lockstep)
+    assert with_preset.config.preset.name == "best_cartpole"
+    assert "mean return of" in with_preset.config.preset.expect
+    (same,) = (run for run in runs if run.config.agent == with_preset.config.agent)
+    assert with_preset.files("checkpoints", "best") == same.files("checkpoints", "best")
+    assert same.summary["best_score"]["mean"] == max(run.summary["best_score"]["mean"] for run in runs)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_failing_jobs_are_reported_at_once_and_the_others_run(
-    monkeypatch: pytest.MonkeyPatch,
+def test_jobs_in_this_process_leave_nothing_and_one_that_fails_runs_again_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Job 0 loses an actor in env step 30, job 1 cannot make its environment, and job 2 finishes.
+    """Job 0 fails in env step 30, job 1 cannot make its environment, and job 2 finishes.
 
-    The jobs run in this process. Processes, descriptors, signal and log handlers and threads must be the same before each
-    job, and the same before and after the sweep.
+    With Hydra's own launcher, jobs run in this process. Processes, descriptors, signal and log handlers and threads must be
+    the same before each job, and the same before and after the sweep.
     """
-    found: list[dict[str, object]] = []
+    seen: list[dict[str, object]] = []
 
     def look() -> None:
         gc.collect()  # a reported exception keeps its frames alive
         root, package = logging.getLogger(), logging.getLogger("border_cli")
-        found.append(
+        seen.append(
             {
                 "actors": processes(parent=forkserver.forkserver_pid()),
                 "children": processes(parent=os.getpid()),
@@ -104,54 +115,42 @@ def test_failing_jobs_are_reported_at_once_and_the_others_run(
             }
         )
 
-    original = SweepTask.__call__
-
-    def start(task: SweepTask, composed: DictConfig) -> float:
+    def watched(*args: object) -> JobEnd:
         look()
-        return original(task, composed)
+        return sweep_job.train_job(*args)  # type: ignore[arg-type]
 
     run_in_child(os.getpid, (), 60.0)  # starts the forkserver before the first look
-    monkeypatch.setattr(SweepTask, "__call__", start)
+    monkeypatch.setattr("border_cli.cli.sweep_run.train_job", watched)
     faults = ["env.kwargs.fault=raise", "env.kwargs.fault_at=step,make,never", "env.kwargs.fault_step=30"]
+    words = (
+        *COUNTING,
+        *faults,
+        "trainer.eval_interval=null",
+        "hydra/launcher=basic",
+        "recorder.console=plain",
+    )
     look()
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        code = sweep(
-            *COUNTING,
-            *faults,
-            NO_RESTARTS,
-            "trainer.eval_interval=null",
-            "hydra/launcher=basic",
-            "recorder.console=plain",
-            "recorder.tensorboard=true",
-        )
-    assert code == 5  # the first exit code that is not 0
-    text = output.getvalue()
-    moments = [
-        "job 0 (",
-        "fault_at=step",
-        "error: actor ",
-        "job 1 (",
-        "fault_at=make",
-        "error: env: the environment raised when it was made: RuntimeError: CountingEnv raises",
-        "ended by",
-    ]
-    places, start = [], 0
-    for moment in moments:  # in this order
-        start = text.find(moment, start)
-        places.append(start)
-    assert -1 not in places, text
-    assert text.count("CountingEnv raises at step") >= 1  # the traceback of the actor
-    lost, refused, finished = job_runs()
-    assert (lost.summary["status"], lost.summary["exit_code"]) == ("failed", 5)
-    assert "CountingEnv raises at step" in (lost.path / "train.log").read_text()
+    assert sweep(*words) == 5  # the first exit code that is not 0
+    text = capsys.readouterr()
+    assert re.search(r"job 0 \(.*fault_at=step.*\): .*\n(.*\n)*error: .*CountingEnv raises at step", text.err)
+    assert re.search(
+        r"job 1 \(.*fault_at=make.*\): error: env: the environment raised when it was made", text.err
+    )
+    failed, refused, finished = job_runs()
+    assert (failed.summary["status"], failed.summary["exit_code"]) == ("failed", 5)
+    assert "CountingEnv raises at step" in (failed.path / "train.log").read_text()
     assert {entry.name for entry in refused.path.iterdir()} <= {".hydra"}
     assert (finished.summary["status"], finished.summary["ended_by"]) == ("done", "max_opts")
     look()
-    before, first, second, third, after = found
+    before, first, second, third, after = seen
     assert before["actors"] == []
     assert after == before
     assert first == second == third
+
+    assert sweep(*words) == 0  # nothing is left to do
+    assert "3 jobs of 3 ended in an earlier launch, 2 of them failed" in capsys.readouterr().out
+    assert sweep(*words, "sweep.retry=true") == 5
+    assert [len(run.json("provenance.json")["launches"]) for run in (failed, finished)] == [2, 1]
 
 
 def test_a_killed_sweep_continues_and_its_runs_equal_those_of_one_that_was_not_killed(
@@ -160,20 +159,9 @@ def test_a_killed_sweep_continues_and_its_runs_equal_those_of_one_that_was_not_k
     """The sweep is killed while one of two jobs hangs after its first checkpoints, and the other one has not started."""
     trapped = "{name: 'tests.faults.trap:Trapped', kwargs: {at: step, then: hang, step: 55}}"
     words = endless(
-        *(
-            "env=cartpole",
-            "env.entry_point=null",
-            f"env.wrappers=[{trapped}]",
-            "trainer=sync",
-            "trainer.max_opts=60",
-        ),
-        *(
-            "trainer.save_interval=20",
-            "trainer.eval_interval=30",
-            "checkpoint.keep=10",
-            "seed=1,2",
-            "sweep.slots=1",
-        ),
+        *("env=cartpole", "env.entry_point=null", f"env.wrappers=[{trapped}]", "trainer=sync"),
+        *("trainer.max_opts=60", "trainer.save_interval=20", "trainer.eval_interval=30"),
+        *("checkpoint.keep=10", "seed=1,2", "sweep.slots=1"),
     )
     with Command(workplace, "-m", *words) as command:
         command.wait_for_trap()
@@ -212,31 +200,15 @@ def test_an_error_of_a_launcher_is_one_line(
     assert [job.state for job in Sweep.read(Path("out_30")).jobs] == ["waiting", "waiting"]
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-def test_the_directory_of_a_job_with_other_values_is_not_taken_for_its_run(
-    capsys: pytest.CaptureFixture[str], is_known: bool
-) -> None:
-    """The sweeper of a plugin may draw other values when it is continued, and a launcher numbers the jobs from 0."""
-    assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out", "agent.lr=0.001", "trainer=sync") == 0
-    journal = Path("out/sweep.jsonl")
-    head, *rest = journal.read_text().splitlines(keepends=True)
-    rest = rest if is_known else []
-    journal.write_text("".join([head.replace("agent.lr=0.001", "agent.lr=0.002"), *rest]))
-    capsys.readouterr()
-    assert sweep("hydra/launcher=basic", "hydra.sweep.dir=out", "agent.lr=0.002", "trainer=sync") == 2
-    assert "these values cannot change within a run: agent.lr: 0.001 → 0.002" in capsys.readouterr().err
-    states = [job.state for job in Sweep.read(Path("out")).jobs]
-    assert states == (["done", "failed"] if is_known else ["failed"])
-
-
 def test_without_room_for_the_measurement_a_sweep_has_one_slot(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ResourceError("starting job: Resource temporarily unavailable")
 
-    monkeypatch.setattr("border_cli.cli.sweep.Child", fail)
-    assert sweep("seed=1,2", "trainer=sync", "recorder.console=plain") == 0
+    monkeypatch.setattr("border_cli.cli.sweep_run.Child", fail)
+    monkeypatch.setattr("border_cli.cli.sweep_run.Scheduler", lambda *_: SimpleNamespace(run=lambda _: None))
+    assert sweep("seed=1,2", "recorder.console=plain") == 0
     assert "1 job at a time" in (out := capsys.readouterr().out)
     assert "what a job needs could not be measured: starting job: Resource temporarily unavailable" in out
 
@@ -245,20 +217,10 @@ def test_a_stop_ends_the_sweeper_of_a_plugin(tmp_path: Path) -> None:
     stop = StopFlag()
     stop.request(ExitCode.SIGINT)
     with output() as out:
-        run = SweepRun(Sweep(tmp_path, []), None, Launch([], {}), SweepSettings(), stop, out)  # type: ignore[arg-type]
+        command = Launch([], {})
+        run = SweepRun(Sweep(tmp_path, []), None, command, SweepSettings(), "border", stop, out)  # type: ignore[arg-type]
     with pytest.raises(Interrupted):
-        run.launch([], 0)
-
-
-def test_failed_jobs_run_again_when_asked_for_and_a_new_sweep_when_asked_for(workplace: Path) -> None:
-    words = endless(*trap("job", "step", "raise", step=30), "trainer=sync", "trainer.max_opts=20", "seed=1")
-    assert main(["-m", *words]) == 5
-    assert main(["-m", *words]) == 0  # nothing is left to do
-    assert [run.summary["status"] for run in job_runs()] == ["failed"]
-    assert main(["-m", *words, "sweep.retry=true"]) == 0
-    assert [run.summary["status"] for run in job_runs()] == ["done"]
-    assert main(["-m", *words, "sweep.new=true", "hydra/launcher=basic"]) == 0
-    assert len(list(Path("runs/sweeps").glob("*/*"))) == 2
+        run.launch([])
 
 
 @pytest.mark.parametrize(
@@ -296,32 +258,13 @@ def test_the_preset_of_a_sweep_with_files_of_the_user_is_used_with_them(
 ) -> None:
     (workplace / "c" / "env").mkdir(parents=True)
     (workplace / "c" / "env" / "mine.yaml").write_text("id: Acrobot-v1\n")
-    words = ("env=mine", "agent.gamma=0.5,0.6", "trainer=sync", "trainer.max_env_steps=200")
+    words = ("env=mine", "agent.gamma=0.5", "trainer=sync", "trainer.max_env_steps=100")
     words += ("trainer.eval_interval=20", "trainer.save_interval=null", "recorder.console=plain")
     assert main(["--config-dir", "c", "-m", *tiny(*words)]) == 0
     (best,) = re.findall("best +(border-train --config-dir c .*)", capsys.readouterr().out)
     assert "'hydra.searchpath=[runs/sweeps/" in best
-    with_preset = train(*shlex.split(best)[1:], "trainer=sync", "trainer.max_env_steps=200")
-    assert with_preset.config.agent.gamma in (0.5, 0.6)
-
-
-def test_the_best_configuration_is_a_preset_for_other_runs(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep("agent.gamma=0.5,0.6", "trainer=sync", "hydra/launcher=basic", "recorder.console=plain") == 0
-    (preset,) = Path("runs/sweeps").glob("*/*/preset/best_cartpole.yaml")
-    folder = preset.parent.parent
-    lines = read_jsonl(folder / "sweep.jsonl")
-    best = max((line for line in lines if line.get("best") is not None), key=lambda job: job["best"])
-    assert (
-        f"best     border-train --config-dir {folder} agent=dqn env=cartpole trainer=sync preset=best_cartpole"
-        in capsys.readouterr().out
-    )
-    with_preset = train("--config-dir", str(folder), "preset=best_cartpole", *SHORT, "trainer=sync")
-    alone = job_runs()[best["number"]]
-    assert with_preset.config.preset.name == "best_cartpole"
-    assert with_preset.config.agent == alone.config.agent
-    assert with_preset.files("best") == alone.files("best")
+    with_preset = train(*shlex.split(best)[1:], "trainer=sync", "trainer.max_env_steps=100")
+    assert with_preset.config.agent.gamma == 0.5
 
 
 def test_a_job_of_a_plugin_resumes_although_its_process_has_not_imported_the_plugin(
@@ -337,7 +280,7 @@ def test_a_job_of_a_plugin_resumes_although_its_process_has_not_imported_the_plu
     )
     monkeypatch.syspath_prepend(str(workplace))
     monkeypatch.setenv("PYTHONPATH", str(workplace))
-    words = ("plugins=[mine]", "recorder=mine", "seed=1", "trainer=sync")
+    words = ("plugins=[mine]", "recorder=mine", "seed=1", "trainer=sync", "trainer.max_opts=2")
     try:
         assert sweep(*words) == 0
         (run,) = job_runs()
@@ -350,28 +293,23 @@ def test_a_job_of_a_plugin_resumes_although_its_process_has_not_imported_the_plu
         sys.modules.pop("mine", None)
 
 
-def test_a_job_that_was_stopped_in_a_pool_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool of processes kills the others when one raises. Later jobs of the process do not begin."""
-    jobs_module = sys.modules[SweepTask.__module__]
-    monkeypatch.setattr(jobs_module, "_stopped_by", None)
+def test_after_a_job_of_a_launcher_was_stopped_its_process_begins_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweep_job, "_stopped_by", None)
     began: list[str] = []
 
     def stopped(*args: object) -> None:
         began.append("job")
         raise Interrupted(ExitCode.SIGINT)
 
-    monkeypatch.setattr(jobs_module, "_train_or_resume", stopped)
-    monkeypatch.setattr(jobs_module, "check_composed", lambda *args: TrainConfig())
+    monkeypatch.setattr(sweep_job, "start_run", stopped)
+    monkeypatch.setattr(sweep_job, "check_composed", lambda *args: TrainConfig())
     state = SimpleNamespace(
         overrides=SimpleNamespace(task=["seed=1"]),
         runtime=SimpleNamespace(output_dir="nowhere", choices={}),
-        job=SimpleNamespace(num=0),
     )
     monkeypatch.setattr(HydraConfig, "get", lambda: state)
-    with pytest.raises(Interrupted):
-        SweepTask([], [])(OmegaConf.create())
-    elsewhere = SweepTask([], [], pid=0)
     for _ in range(2):
-        score = elsewhere(OmegaConf.create())
-        assert isinstance(score, JobScore) and (score.exit_code, score.number) == (130, 0)
-    assert began == ["job", "job"]
+        assert sweep_job.train_job([], [], OmegaConf.create()).code == 130
+    assert began == ["job"]

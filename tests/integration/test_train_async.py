@@ -29,6 +29,7 @@ from border_cli.replay.n_step import NStepProcessor
 from border_cli.run import factories
 from border_cli.runtime import forkserver, machine
 from border_cli.runtime.child import run_in_child
+from tests import warm
 from tests.faults.commands import endless, trap
 from tests.real_runs import Run, tiny
 
@@ -236,6 +237,7 @@ def test_a_run_notes_the_function_that_started_it(workplace: Path) -> None:
 def test_actors_after_a_sync_run_share_torch(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run needs no process with a policy, so its fork server imports torch for the second."""
     forkserver.end_forkserver()
+    monkeypatch.setattr(forkserver, "_start_server", warm.START_SERVER)
     monkeypatch.setattr(forkserver, "_preload", ())
     border_cli.train(small(), workplace / "sync")
     assert not run_in_child(has_torch, (), 60.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from border_cli.cli.overrides import parse_overrides
 from border_cli.config import resolve, validate
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.resolve import changes
@@ -46,11 +45,7 @@ def config(**changes):
         # with n_step 3 the newest 5 steps cannot be sampled
         {"trainer__warmup_period": 4, "trainer__ratio_tolerance": 10, "buffer__n_step": 3},
         {"trainer__opt_interval": None},
-        {"trainer__type": "sync", "actor_manager__envs_per_actor": 4},
-        {"device": "cuda:1", "trainer__stop_return": 475.0, "evaluator__confirm": False},
-        {"env__id": "", "env__entry_point": "mine:Env"},
-        {"preset__name": "dqn_cartpole", "preset__env_id": "CartPole-v1"},
-        {"evaluator__type": "process", "trainer__type": "sync"},
+        {"device": "cuda:1", "env__id": "", "env__entry_point": "mine:Env"},
         {"evaluator__episodes": 2, "evaluator__n_envs": 2, "trainer__stop_return": 475.0},
     ],
 )
@@ -66,14 +61,6 @@ def test_values_at_the_limit_are_allowed(changes):
         ({"buffer__capacity": 21}, ["capacity=21", "batch_size=10", "= 22"]),
         ({"buffer__capacity": 23, "buffer__n_step": 3}, ["capacity=23", "(n_step + 1) = 24"]),
         ({"trainer__max_env_steps": 20}, ["max_env_steps=20 ends before the first opt step", "21"]),
-        (
-            {
-                "buffer__capacity": 3_000_000,
-                "trainer__warmup_period": 2_000_000,
-                "trainer__max_env_steps": 20,
-            },
-            ["at 2,000,001\n"],
-        ),
         ({"trainer__max_env_steps": None}, ["without a budget", "max_opts", "max_env_steps", "max_time"]),
         (
             {"trainer__ratio_tolerance": 7, "n_actors": 4, "actor_manager__envs_per_actor": 2},
@@ -96,12 +83,11 @@ def test_values_at_the_limit_are_allowed(changes):
         ({"agent__compile": True, "device": "mps"}, ["agent.compile=true", "device=mps", "device=cpu"]),
         ({"buffer__device": "cuda"}, ["buffer.device=cuda", "device=cpu", "buffer.device=cpu"]),
         ({"device": "gpu"}, ["no 'gpu'", "cuda"]),
-        ({"device": "cuda:"}, ["no 'cuda:'"]),
         ({"env__id": ""}, ["env.id", "env.entry_point=module:name"]),
         ({"env__entry_point": "mine:Env"}, ["two environments", "env=gym env.entry_point=mine:Env"]),
         (
-            {"preset__name": "dqn_acrobot", "preset__env_id": "Acrobot-v1"},
-            ["preset=dqn_acrobot", "Acrobot-v1", "CartPole-v1", "preset=none"],
+            {"preset__name": "dqn_atari", "preset__env_id": "ALE/*"},
+            ["preset=dqn_atari", "ALE/*", "CartPole-v1", "preset=none"],
         ),
         (
             {"trainer__stop_return": 1.0, "trainer__eval_interval": None},
@@ -135,13 +121,6 @@ def test_one_typed_budget_drops_the_other(typed, before, after):
     assert (given.trainer.max_opts, given.trainer.max_env_steps) == before
 
 
-def test_keys_set_by_options_cannot_be_typed():
-    for key in ("preset.name", "agent.type", "env.type"):
-        with pytest.raises(UsageError, match=key):
-            parse_overrides([f"{key}=x"])
-    assert len(parse_overrides(["preset=none", "agent.lr=1", "evaluator.type=mine:Evaluator"])) == 3
-
-
 # -- typed keys without effect --------------------------------------------
 
 SYNC, LOCKSTEP, ASYNC = {"trainer__type": "sync"}, {"trainer__lockstep": True}, {"n_actors": 2}
@@ -152,27 +131,21 @@ NO_EVALUATIONS = {"trainer__eval_interval": None}
     ("key", "unused_in", "used_in"),
     [
         ("trainer.sync_interval", SYNC, ASYNC),
-        ("trainer.sync_interval", LOCKSTEP, ASYNC),
         ("trainer.ratio_tolerance", LOCKSTEP, ASYNC),
         ("trainer.ratio_tolerance", {"trainer__opt_interval": None}, SYNC),
         ("trainer.lockstep_steps", ASYNC, LOCKSTEP),
-        ("actor_manager.n_buffer", LOCKSTEP, ASYNC),
         ("actor_manager.restarts", SYNC, ASYNC),
         ("actor_manager.min_actors", LOCKSTEP, ASYNC),
         ("actor_manager.serial_init", {"n_actors": 1}, ASYNC),
         ("agent.epsilon_ladder", {"n_actors": 1}, ASYNC),
         ("agent.epsilon_ladder", SYNC, LOCKSTEP | ASYNC),
-        ("agent.lr_final", {}, {"agent__lr_schedule": "cosine"}),
         ("agent.lr_opt_steps", {}, {"agent__lr_schedule": "linear"}),
         ("env.noop_max", {}, {"env__preprocess": "atari"}),
         ("evaluator.restarts", {"evaluator__type": "inline"}, {}),
         ("evaluator.restarts", LOCKSTEP, LOCKSTEP | {"evaluator__type": "process"}),
         ("actor_manager.restart_delay_s", {"actor_manager__restarts": 0}, {}),
-        ("actor_manager.restart_window_s", {"actor_manager__restarts": 0}, {}),
-        ("evaluator.episodes", {"trainer__eval_interval": None}, {}),
         ("evaluator.video_interval", NO_EVALUATIONS, NO_EVALUATIONS | {"evaluator__video_interval": 9}),
         ("evaluator.episodes", NO_EVALUATIONS | {"evaluator__video_interval": 9}, {}),
-        ("actor_manager", SYNC, ASYNC),
         ("actor_manager.heartbeat_timeout_s", SYNC, ASYNC),
         ("recorder.project", {}, {"recorder__mlflow": "sqlite:///mlflow.db"}),
         ("recorder.finish_s", {}, {"recorder__type": "mine:Recorder"}),
@@ -205,7 +178,6 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
     ("changes", "facts", "key", "expected"),
     [
         ({}, {}, "trainer.ratio_tolerance", 128),
-        ({"n_actors": 65}, {}, "trainer.ratio_tolerance", 130),
         ({"n_actors": 8, "actor_manager__envs_per_actor": 16}, {}, "trainer.ratio_tolerance", 256),
         ({"trainer__ratio_tolerance": 130}, {}, "trainer.ratio_tolerance", 130),
         (LOCKSTEP | {"n_actors": 3}, {}, "trainer.lockstep_steps", 21),
@@ -215,32 +187,25 @@ ATARI = {"env__id": "ALE/Pong-v5", "env__preprocess": "atari", "actor_manager__e
         ({"env__categories": {"a": [4]}}, {"categories": {"image": [3]}}, "env.categories", {"a": [4]}),
         (PRIORITIZED | {"trainer__opt_interval": 2.0}, {}, "buffer.beta_opt_steps", 490),
         (PRIORITIZED | {"trainer__max_env_steps": None, **TIMED}, {}, "buffer.beta_opt_steps", 50_000),
-        (PRIORITIZED | {"buffer__beta_opt_steps": 7}, {}, "buffer.beta_opt_steps", 7),
         (LINEAR | {"trainer__opt_interval": 2.0}, {}, "agent.lr_opt_steps", 490),
         (LINEAR | {"agent__lr_opt_steps": 7}, {}, "agent.lr_opt_steps", 7),
         ({}, {}, "agent.lr_opt_steps", None),
         ({}, {}, "agent.compile", "auto"),  # chosen by timing during the run
         ({"device": "cuda"}, {}, "agent.compile", "true"),
-        ({"device": "cuda:1", "trainer__type": "sync"}, {}, "agent.compile", "true"),
         ({"device": "cuda", "agent__compile": False}, {}, "agent.compile", "false"),
-        ({"device": "mps"}, {}, "agent.compile", "false"),
         ({"trainer__type": "sync"}, {}, "agent.compile", "false"),
         ({"agent__compile": True, "trainer__type": "sync"}, {}, "agent.compile", "true"),
-        ({"agent__compile": False}, {}, "agent.compile", "false"),
         ({}, {}, "threads", None),
         ({"threads": 2}, {}, "threads", 2),
         ({"trainer__type": "sync"}, {}, "threads", 1),
-        ({"trainer__lockstep": True}, {}, "threads", 1),
         ({"device": "cuda"}, {}, "threads", 1),
         ({}, {"action_mask": "info"}, "env.action_mask", "info"),
         ({"env__action_mask": "none"}, {"action_mask": "info"}, "env.action_mask", "none"),
         ({}, {}, "buffer.device", "cpu"),
         ({"device": "cuda"}, {"replay_on_gpu": True}, "buffer.device", "cuda"),
-        (PRIORITIZED | {"device": "cuda"}, {"replay_on_gpu": True}, "buffer.device", "cuda"),
         ({"device": "cuda", "buffer__device": "cpu"}, {"replay_on_gpu": True}, "buffer.device", "cpu"),
         ({}, {"replay_fits": True}, "checkpoint.replay", "full"),
         ({}, {"replay_fits": False}, "checkpoint.replay", "none"),
-        ({"checkpoint__replay": "full"}, {"replay_fits": False}, "checkpoint.replay", "full"),
         ({}, {"screen": True}, "recorder.console", "screen"),
         ({}, {"screen": False}, "recorder.console", "plain"),
         ({"recorder__console": "none"}, {"screen": True}, "recorder.console", "none"),
@@ -266,7 +231,6 @@ def test_auto_values_are_resolved(changes, facts, key, expected):
         (2, {}, "process"),
         (1, {}, "inline"),
         (8, SYNC, "inline"),
-        (8, LOCKSTEP, "inline"),
         (8, {"trainer__eval_interval": None}, "inline"),
         (8, {"evaluator__type": "inline"}, "inline"),
         (1, LOCKSTEP | {"evaluator__type": "process"}, "process"),
@@ -285,7 +249,6 @@ def test_where_evaluations_run(cpus, changes, expected):
     [
         {},
         {"trainer__ratio_tolerance": 100, "recorder__console": "plain"},
-        {"trainer__ratio_tolerance": 64},
         LOCKSTEP,
         PRIORITIZED,
         LINEAR,
@@ -317,12 +280,6 @@ def test_what_a_gpu_decided_is_open_again_on_another_device(device, chosen, expe
     assert (resumed.agent.compile, resumed.buffer.device) == ("true", "cuda")  # the input is not changed
 
 
-def test_auto_is_null_only_where_the_program_decides_the_value():
-    assert config(agent__v_min="auto").agent.v_min is None
-    with pytest.raises(UsageError, match=r"agent\.max_grad_norm"):
-        config(agent__max_grad_norm="auto")  # null means no clipping there
-
-
 def test_a_schedule_over_a_budget_without_opt_steps_is_refused():
     with pytest.raises(UsageError, match=r"agent\.lr_schedule=linear ends with the budget"):
         resolved(config(**LINEAR, trainer__max_env_steps=None, **TIMED))
@@ -351,13 +308,3 @@ def test_weights_of_another_run_are_another_configuration(tmp_path, monkeypatch,
     source = str(tmp_path / stored)
     inherited = resolve.inherit(config(init_from=typed), resolved(config(), init_from=source))
     assert (inherited.init_from == source) == is_inherited
-
-
-@pytest.mark.parametrize("resources", [{"GPU": "one"}, {"sim": -1}])
-def test_amounts_of_resources_are_numbers(resources):
-    def check(amounts):
-        validate.validate(config(actor_manager__type="ray", actor_manager__resources=amounts))
-
-    with pytest.raises(UsageError, match=r"actor_manager\.resources: "):
-        check(resources)
-    check({"GPU": 0.5, "sim": 1})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from border_cli.config import registry
-from border_cli.config.convert import ConfigError, known_keys, to_config, to_plain
+from border_cli.config.convert import known_keys, to_config, to_plain
 from border_cli.config.registry import import_path
 from border_cli.config.schema import ActorManagerConfig, EnvConfig, option, override_default
 from border_cli.core.errors import BorderError, UsageError
@@ -64,7 +64,7 @@ def test_the_dataclass_of_a_registered_type_defines_the_keys_of_its_section(grou
     assert getattr(section, key) == value
     assert f"{group}.{key}" in known_keys({group: {"type": kind}})
     with pytest.raises(
-        ConfigError, match=rf"{group}\.{key}: .* has no such key\nallowed: .* with {group}={kind}"
+        UsageError, match=rf"{group}\.{key}: .* has no such key\nallowed: .* with {group}={kind}"
     ):
         config(**{group: {key: value}})
 
@@ -95,7 +95,7 @@ def test_a_type_may_be_an_import_path(group):
     entry = registry.find(group, getattr(chosen, group).type)
     assert entry is not None and entry.load() is make
     assert registry.import_paths(to_plain(chosen)) == {f"{group}.type": PATH}
-    with pytest.raises(ConfigError, match=rf"{group}\.type: there is no 'Maze'"):
+    with pytest.raises(UsageError, match=rf"{group}\.type: there is no 'Maze'"):
         config(**{group: {"type": "Maze"}})
 
 
@@ -103,7 +103,7 @@ def test_a_name_is_registered_once_and_an_agent_is_never_an_import_path():
     registry.register("env", *PLUGIN["env"])
     with pytest.raises(ValueError, match="env 'maze' is registered twice"):
         registry.register("env", "maze", EnvConfig, "elsewhere:make")
-    with pytest.raises(ConfigError, match=r"agent\.type"):
+    with pytest.raises(UsageError, match=r"agent\.type"):
         to_config({"agent": {"type": PATH}})
 
 

@@ -23,6 +23,7 @@ from border_cli.replay.n_step import NStepProcessor
 from border_cli.replay.samplers import UniformSampler
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_SPEC, NumpyPolicy, make_counting_env
+from tests.faults.amounts import sampled
 
 OPT_STEPS = 5
 GRID = list(
@@ -90,7 +91,7 @@ def opt_steps_done(c: TrainConfig) -> int:
 
 def test_b2_settings_are_refused_or_learn() -> None:
     refused = 0
-    for values in GRID:
+    for values in (grid := sampled(GRID, 5)):
         c = config(values)
         try:
             validate(c)
@@ -99,7 +100,7 @@ def test_b2_settings_are_refused_or_learn() -> None:
             assert 2 <= len(str(e).splitlines()) <= 3, values
             continue
         assert opt_steps_done(c) == OPT_STEPS, values
-    assert len(GRID) // 4 < refused < len(GRID) * 3 // 4  # the grid has many of both kinds
+    assert len(grid) // 4 < refused < len(grid) * 3 // 4  # the grid has many of both kinds
 
 
 @pytest.mark.parametrize("values", [(3, 2, 3, 1.0, 0, 6, 20, 100), (1, 1, 1, 0.3, 0, 5, 8, 60)])

@@ -1,14 +1,20 @@
-"""The restart budget of actors, and the heartbeat timeout."""
+"""What supervises a process: the restart budget, the heartbeat timeout, and the order of an actor's chunks."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from border_cli.actors.process import ActorHandle
+from border_cli.actors.spec import StatusBlock
 from border_cli.config.schema import ActorManagerConfig
-from border_cli.runtime.supervised import MAX_DELAY_S, HeartbeatMonitor, RestartBudget, restart_delay_s
+from border_cli.core.types import Chunk, empty_items
+from border_cli.runtime.supervised import HeartbeatMonitor, Limits, RestartBudget, restart_delay_s
+from tests.fakes import COUNTING_COLUMNS
 
 S = 10**9
 
@@ -46,31 +52,16 @@ def test_a4_the_number_of_restarts_within_the_window_is_limited(
         clock.sleep(pause_s)
         spent.append(budget.spend())
     assert spent == granted
-    budget.spent.clear()
-    assert budget.spend() == (1 if restarts > 0 else None)
 
 
-def test_a4_five_restarts_within_ten_minutes_after_1_to_30_s_are_the_default() -> None:
+def test_a4_delays_double_from_1_s_up_to_30_s_and_reset_after_a_quiet_window(clock: Clock) -> None:
     config = ActorManagerConfig()
     assert (config.restarts, config.restart_window_s, config.restart_delay_s) == (5, 600.0, 1.0)
-    assert MAX_DELAY_S == 30.0
-
-
-def test_a4_delays_double_up_to_30_s_and_reset_after_a_quiet_window(clock: Clock) -> None:
-    budget = RestartBudget(100, 600.0)
-    delays = [restart_delay_s(number, 1.0) for _ in range(7) if (number := budget.spend())]
-    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    budget = RestartBudget(2000, 600.0)
+    delays = [restart_delay_s(number, 1.0) for _ in range(2000) if (number := budget.spend())]
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0] + [30.0] * 1995
     clock.sleep(600)
-    number = budget.spend()
-    assert number is not None
-    assert restart_delay_s(number, 1.0) == 1.0
-
-
-def test_a4_the_delay_is_defined_for_any_number_of_restarts() -> None:
-    budget = RestartBudget(2000, math.inf)
-    numbers = [budget.spend() for _ in range(2000)]
-    assert numbers == list(range(1, 2001))
-    assert restart_delay_s(2000, 0.01) == MAX_DELAY_S
+    assert budget.spend() == 1
 
 
 @pytest.mark.parametrize(
@@ -90,3 +81,20 @@ def test_a_heartbeat_count_that_stays_equal_for_two_seconds_is_a_timeout(
     for check, (count, pause_s) in enumerate(zip(beats, checks_s, strict=True)):
         clock.sleep(pause_s)
         assert monitor.timed_out(count, 2.0) == (check == timed_out)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [((0, 1, 2), ""), ((1, 2), "actor 0: chunk 1 came, not 0"), ((0, 0, 1), "actor 0: chunk 0 came, not 1")],
+    ids=["in order", "lost", "doubled"],
+)
+def test_a2_a_lost_or_repeated_chunk_is_an_error(sequences: tuple[int, ...], message: str) -> None:
+    link: Any = SimpleNamespace(status=StatusBlock(1))
+    actor = ActorHandle(0, link, Limits(1.0, 1.0, 1.0, 0, 1.0, 1.0))
+    actor._pop_all = lambda: [Chunk(0, 0, n, 4, 0, empty_items(COUNTING_COLUMNS, 4)) for n in sequences]
+    if message:
+        with pytest.raises(RuntimeError, match=message):
+            actor.collect()
+    else:
+        assert [chunk.sequence for chunk in actor.collect()] == [0, 1, 2]
+        assert actor.stat().env_steps == 12

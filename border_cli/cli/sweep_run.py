@@ -1,0 +1,245 @@
+"""One launch of a sweep: its jobs run in slots, on a Ray cluster or by a launcher of Hydra's plugins; tables, presets."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hydra.core.plugins import Plugins
+from rich.console import Console
+
+from border_cli.cli.best_preset import Result, results, write_preset
+from border_cli.cli.compose import Composed, Composer, hydra_section
+from border_cli.cli.overrides import quoted
+from border_cli.cli.sweep_job import train_job
+from border_cli.config.schema import option
+from border_cli.core.errors import ExitCode, Interrupted, ResourceError, first_line
+from border_cli.core.format import counted
+from border_cli.display.output import Output, write_line
+from border_cli.display.text import print_lines
+from border_cli.run.directory import Launch, shown
+from border_cli.runtime.child import Child, ChildError, call
+from border_cli.runtime.machine import cpus
+from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.jobs import DONE, FAILED, RETRY, Job, Sweep
+from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
+from border_cli.sweeps.screen import make_sweep_view, print_sweep_tables
+from border_cli.sweeps.slots import JobEnd, LocalExecutor, Task, divide, measure_need
+
+if TYPE_CHECKING:
+    from border_cli.sweeps.ray_jobs import RaySettings
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """The settings `sweep.…` of the command."""
+
+    slots: int | None = option(
+        None, "jobs at a time; auto: as many as the machine takes", unit="jobs", ge=1, auto=True
+    )
+    retry: bool = option(False, "run failed jobs again")
+    new: bool = option(False, "start a new sweep even if there is one of this command")
+
+
+OWN_LAUNCHERS = ("border", "border_ray")
+"""Of Hydra's launchers, those whose jobs run in slots."""
+_MEASURED_S = 600.0
+"""How long it may take to measure what a job needs [s]."""
+
+
+def ray_settings(composed: Composed) -> RaySettings:
+    """What `hydra.launcher` says for this job. Raises UsageError."""
+    from border_cli.sweeps.ray_jobs import RaySettings
+
+    settings = hydra_section(RaySettings, composed.hydra_config, "launcher")
+    settings.check_device(composed.config.device)
+    return settings
+
+
+@dataclass(eq=False)
+class SweepRun:
+    """One launch of a sweep.
+
+    launcher: Hydra's option · configs: by number of the job · begun: the jobs of this launch.
+    """
+
+    sweep: Sweep
+    composer: Composer
+    command: Launch
+    settings: SweepSettings
+    launcher: str
+    stop: StopFlag
+    out: Output
+    configs: dict[int, Composed] = field(default_factory=dict)
+    begun: list[Job] = field(default_factory=list)
+    launcher_has_failed: bool = False
+    executor: Executor | None = None
+
+    @property
+    def screen(self) -> str:
+        """`recorder.console` of the command."""
+        typed = self.command.typed
+        return typed.get("recorder.console", "none" if typed.get("recorder") == "none" else "auto")
+
+    @property
+    def console(self) -> Console:
+        """Where tables and lines go."""
+        return Console(quiet=self.screen == "none")
+
+    @property
+    def continue_command(self) -> str:
+        """The command that continues the sweep: the same again."""
+        return shlex.join(["border-train", *(word for word in self.command.argv if word != "sweep.new=true")])
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        print_lines(self.console, ("", line))
+
+    def announce(self, continued: bool) -> None:
+        """Say where the sweep is, and write its journal with what the runs have reached."""
+        for job in self.sweep.jobs:
+            job.refresh()
+        self.sweep.save()
+        self.say(f"{'continuing' if continued else 'sweep in'} {shown(self.sweep.folder)}")
+
+    def add(self, composed: Composed) -> Job:
+        """The job of this configuration, with what earlier launches have made of it."""
+        job = self.sweep.add(composed.overrides, lambda n: composed.place_in_sweep(self.sweep.folder, n))
+        self.configs[job.number] = composed
+        return job
+
+    def run(self, configs: Sequence[Composed], n_jobs: int | None = None) -> list[Job]:
+        """Run the jobs of these configurations, without those that are finished. Returns when they have ended.
+
+        n_jobs: upper limit of the slots; by default the number of jobs that are left.
+        """
+        added = [self.add(composed) for composed in configs]
+        self.sweep.save()
+        ended = (DONE,) if self.settings.retry else (DONE, FAILED)
+        kept = [job for job in added if job.state in ended]
+        # by number: a sweeper may draw the same values twice
+        left = list({job.number: job for job in added if job.state not in ended}.values())
+        if kept:
+            failed = sum(job.state == FAILED for job in kept)
+            again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
+            self.say(f"{counted(len(kept), 'job')} of {len(added)} ended in an earlier launch{again}")
+        if left and not self.stop():
+            self.begun += left
+            if self.launcher in OWN_LAUNCHERS:
+                self.drive(JobQueue(left), self.configs[left[0].number], n_jobs or len(left))
+            else:
+                self._run_elsewhere(left)
+        return added
+
+    def drive(self, source: JobQueue, sample: Composed, n_jobs: int) -> None:
+        """Run the jobs of a source. What one of them needs decides how many run at a time, `n_jobs` at most."""
+        if self.executor is None:
+            self.executor = self._make_executor(sample, n_jobs)
+            if not self.stop():  # while it measured
+                self.say(self.executor.description)
+        presets = self.composer.choices("preset")
+
+        def task_of(job: Job) -> Task:
+            return partial(train_job, self.command.argv, presets, self.configs[job.number].hydra_config)
+
+        view = make_sweep_view(self.out, self.sweep, self.screen)
+        try:
+            Scheduler(self.sweep, self.executor, task_of, view, self.stop).run(source)
+        finally:
+            view.close()
+
+    def _make_executor(self, composed: Composed, n_jobs: int) -> Executor:
+        """Decide where jobs run and how many at a time, by what one of this configuration needs."""
+        if self.launcher == "border_ray":
+            from border_cli.sweeps.ray_jobs import RayExecutor
+
+            limit = None if self.settings.slots is None else min(self.settings.slots, n_jobs)
+            return RayExecutor(ray_settings(composed), limit, self.sweep.folder, self.sweep.sweep_id)
+        config = composed.config
+        if self.settings.slots is not None or n_jobs == 1:
+            return LocalExecutor(min(self.settings.slots or 1, n_jobs), config.device)
+        args = (config, self.sweep.folder, set(self.command.typed), max(1, cpus() // n_jobs))
+        try:
+            child = Child("job", call, (measure_need, args), trains=True)
+            need = child.answer(_MEASURED_S, self.stop.check)
+        except Interrupted:
+            return LocalExecutor(1)
+        except (ChildError, ResourceError, TimeoutError) as e:
+            return LocalExecutor(1, reason=f"what a job needs could not be measured: {first_line(e)}")
+        return divide(need, config.device, n_jobs)
+
+    def _run_elsewhere(self, jobs: Sequence[Job]) -> None:
+        """Let the launcher of a plugin run these jobs, each in the directory that it has in the sweep."""
+        sample = self.configs[jobs[0].number]
+        task = partial(train_job, self.command.argv, self.composer.choices("preset"))
+        of_sweep = [f"hydra.sweep.dir={quoted(str(self.sweep.folder))}", "hydra.mode=MULTIRUN"]
+        overrides = [
+            [
+                *self.configs[job.number].overrides,
+                *of_sweep,
+                f"hydra.sweep.subdir={quoted(str(job.run_dir.relative_to(self.sweep.folder)))}",
+            ]
+            for job in jobs
+        ]
+        ends: list[JobEnd] = []
+        try:
+            plugin = Plugins.instance().instantiate_launcher(sample.context, task, sample.hydra_config)
+            ends = [returned.return_value for returned in plugin.launch(overrides, 0)]
+        except Exception as e:  # noqa: BLE001 - such as that of submitit for a job whose time was over
+            self.launcher_has_failed = True
+            error = f"error: hydra/launcher={self.launcher}: {type(e).__name__}: {first_line(e)}"
+            write_line(sys.stderr, error)
+        for job in jobs:
+            job.refresh()
+        for job, end in zip(jobs, ends, strict=False):
+            job.end(end.code, end.cause)
+            if job.state == FAILED:
+                write_line(sys.stderr, f"{self.sweep.title(job)}: {end.error}")
+            if end.code in (ExitCode.SIGINT, ExitCode.SIGTERM):
+                self.stop.request(ExitCode(end.code))
+        self.sweep.save()
+
+    def launch(self, batch: Sequence[Sequence[str]]) -> list[tuple[Job, float]]:
+        """Run the jobs that a sweeper of a plugin asks for. Each with its best score, or NaN."""
+        composed = [self.composer.compose(overrides) for overrides in batch]
+        jobs = self.run(composed, len(composed))  # later batches may have more left
+        if self.stop.code is not None:  # the sweeper would go on
+            raise Interrupted(self.stop.code)
+        return [(job, math.nan if job.best is None else job.best) for job in jobs]
+
+    def finish(self) -> int:
+        """Print the tables, write the presets. The first exit code but 0 of this launch, or 0."""
+        every = results(self.sweep)
+        best = dict[str, Result]()
+        for result in every:
+            best.setdefault(result.env, result)
+        # The sweeper of a plugin may have forgotten jobs of earlier launches.
+        known = [result for result in best.values() if result.jobs[0].number in self.configs]
+        presets = [self.write_preset(result.jobs[0], result.expect, result.line.name) for result in known]
+        self.sweep.save()
+        folder = shlex.quote(str(shown(self.sweep.folder)))
+        unfinished = any(job.state not in (DONE, FAILED) for job in self.sweep.jobs)
+        lines = [("best so far" if unfinished else "best", preset) for preset in presets]
+        lines.append(("next", self.continue_command if unfinished else f"border-report {folder}"))
+        if any(job.state == FAILED for job in self.sweep.jobs):
+            lines.append(("", RETRY))
+        if not self.begun and not unfinished:
+            lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
+        print_sweep_tables(self.console, self.sweep, [result.line for result in every])
+        print_lines(self.console, *lines)
+        otherwise = ExitCode.DEFECT if self.launcher_has_failed else ExitCode.DONE
+        return next((job.exit_code for job in self.begun if job.exit_code), int(otherwise))
+
+    def write_preset(self, job: Job, expect: str, name: str) -> str:
+        """Write the configuration of a job as a preset: see `border_cli.cli.best_preset.write_preset`."""
+        return write_preset(self.composer, self.configs[job.number], self.sweep.folder, expect, name)
+
+    def close(self) -> None:
+        """Leave where the jobs ran."""
+        if self.executor is not None:
+            self.executor.close()
