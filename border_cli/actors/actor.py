@@ -58,52 +58,42 @@ def wait_until(poll: Callable[[], T], state: ActorState, status: ActorStatus) ->
     return result
 
 
+@dataclass(eq=False)
 class Actor:
     """Acts whenever it has credit, with the newest model.
 
     Args:
         policy: holds the model of this version already.
-
-    `exact` tells whether every environment came out of a saved state as it had been.
+        n_buffer: env steps after which a chunk leaves.
     """
 
-    exact = True
+    id: ActorId
+    sampler: Sampler
+    policy: ActingPolicy
+    models: ModelChannel
+    ring: Ring
+    status: ActorStatus
+    n_buffer: int = 1
+    version: int = 0
 
-    def __init__(
-        self,
-        actor_id: ActorId,
-        sampler: Sampler,
-        policy: ActingPolicy,
-        models: ModelChannel,
-        ring: Ring,
-        status: ActorStatus,
-        n_buffer: int,
-        version: int = 0,
-    ) -> None:
-        self.id = actor_id
-        self.env_steps = actor_id.env_steps
-        self._sampler = sampler
-        self._policy = policy
-        self._models = models
-        self._ring = ring
-        self._status = status
-        self._n_buffer = n_buffer
-        self._version = version
+    def __post_init__(self) -> None:
+        self.env_steps = self.id.env_steps
         self._pending = 0  # env steps that were taken and not handed over yet
         self._began_ns = 0  # when the first of them began
         self._sequence = 0  # of the next chunk
 
     def run(self) -> None:
         """Act until the learner asks to stop. Everything taken is handed over by then."""
-        status = self._status
+        status = self.status
         status.state = ActorState.ACTING
         while not status.stop_requested:
             status.heartbeat += 1
             # One env step in each environment; in fewer of them where that is all the credit left.
             k = min(self.id.n_envs, status.credit - self.env_steps)
             if k > 0:
-                self._step(self._sampler.next_envs(k), status.global_env_steps + self._pending)
-                if not self._chunk_due():
+                self._step(self.sampler.next_envs(k), status.global_env_steps + self._pending)
+                age_ns = monotonic_ns() - self._began_ns if self._pending else 0
+                if self._pending < self.n_buffer and age_ns < MAX_AGE_NS:
                     continue
                 self._hand_over()
             else:
@@ -113,38 +103,33 @@ class Actor:
                     ActorState.WAITING_FOR_CREDIT,
                 )
             # Only between chunks, so that one model chose all actions of a chunk.
-            if (model := self._models.poll()) is not None:
+            if (model := self.models.poll()) is not None:
                 self._sync(model)
         status.state = ActorState.STOPPING
         self._hand_over()
 
     def _step(self, env_ix: list[int], global_env_steps: int) -> None:
-        if not self._status.first_step_ns:
-            self._status.first_step_ns = monotonic_ns()
+        if not self.status.first_step_ns:
+            self.status.first_step_ns = monotonic_ns()
         if self._pending == 0:
             self._began_ns = monotonic_ns()
-        taken = self._sampler.step(env_ix, global_env_steps)
+        taken = self.sampler.step(env_ix, global_env_steps)
         self.env_steps += taken
         self._pending += taken
-
-    def _chunk_due(self) -> bool:
-        return self._pending > 0 and (
-            self._pending >= self._n_buffer or monotonic_ns() - self._began_ns >= MAX_AGE_NS
-        )
 
     def _hand_over(self) -> None:
         """Hand over what there is, in chunks. A full ring is waited for, also while the run is being stopped: the learner
         then empties the rings until every actor has left.
         """
-        processor = self._sampler.processor
-        self._status.dropped = self._sampler.dropped
+        processor = self.sampler.processor
+        self.status.dropped = self.sampler.dropped
         while self._pending:
             items = processor.take(
-                self._wait(partial(self._ring.reserve, processor.n_rows), ActorState.WAITING_FOR_ROOM)
+                self._wait(partial(self.ring.reserve, processor.n_rows), ActorState.WAITING_FOR_ROOM)
             )
             env_steps = self._part_steps(items) if processor.n_rows else self._pending
             actor, incarnation = self.id.actor, self.id.incarnation
-            self._ring.push(Chunk(actor, incarnation, self._sequence, env_steps, self._version, items))
+            self.ring.push(Chunk(actor, incarnation, self._sequence, env_steps, self.version, items))
             self._sequence += 1
             self._pending -= env_steps
 
@@ -153,32 +138,23 @@ class Actor:
         return min(count_transitions(items), self._pending - 1)  # one is left for the last part
 
     def _wait(self, poll: Callable[[], T], state: ActorState) -> T:
-        return wait_until(poll, state, self._status)
+        return wait_until(poll, state, self.status)
 
     def _sync(self, model: ModelInfo) -> None:
-        self._policy.sync_model(model)
-        self._version = model.version
+        self.policy.sync_model(model)
+        self.version = model.version
 
 
+@dataclass(eq=False, kw_only=True)
 class LockstepActor(Actor):
-    """Acts in rounds, each with the model that is due in it."""
+    """Acts in rounds, each with the model that is due in it. For its other arguments see `run_actor`."""
 
-    def __init__(
-        self,
-        actor_id: ActorId,
-        sampler: Sampler,
-        policy: ActingPolicy,
-        models: ModelChannel,
-        ring: Ring,
-        status: ActorStatus,
-        rounds: Rounds,
-        send: Callable[[object], None],
-        state_wanted: Callable[[], bool],
-    ) -> None:
-        super().__init__(actor_id, sampler, policy, models, ring, status, n_buffer=1)
-        self._rounds = rounds
-        self._send = send
-        self._state_wanted = state_wanted
+    rounds: Rounds
+    send: Callable[[object], None]
+    state_wanted: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._round = 0
         self._held = 0  # number of the publication whose model the policy has
 
@@ -189,36 +165,30 @@ class LockstepActor(Actor):
             self._round = saved.values["round"]
         # Without the state of its sampler, the run failed in the middle of a round.
         if state is None or "sampler" not in state.values:
-            self._sampler.begin()
+            self.sampler.begin()
             return
-        self._policy.load_generator_state(section(state, "policy").values)
-        self._sampler.begin_from(section(state, "sampler"))
-        self.exact = self._sampler.exact
+        self.policy.load_generator_state(section(state, "policy").values)
+        self.sampler.begin_from(section(state, "sampler"))
 
     def run(self) -> None:
-        self._status.state = ActorState.ACTING
+        self.status.state = ActorState.ACTING
         while self._wait_for_model():
-            per_env = self._rounds.env_steps(self._round, self.id.actor)
-            before = self._rounds.before(self._round)
+            per_env = self.rounds.env_steps(self._round, self.id.actor)
+            before = self.rounds.before(self._round)
             for step in range(max(per_env)):
-                if self._status.stop_requested:
+                if self.status.stop_requested:
                     break
-                self._status.heartbeat += 1
+                self.status.heartbeat += 1
                 # The nominal count of env steps: as if all environments of the run took them in turn.
-                global_env_steps = before + step * self._rounds.streams
+                global_env_steps = before + step * self.rounds.streams
                 self._step([i for i, n in enumerate(per_env) if step < n], global_env_steps)
             else:
                 self._hand_over()  # the rows of a round leave together
             self._round += 1
-        self._status.state = ActorState.STOPPING
+        self.status.state = ActorState.STOPPING
 
     def _part_steps(self, items: Items) -> int:
         return 0  # the learner takes a round as a whole, with its last part
-
-    def _state(self) -> State:
-        """Between two rounds: all that the next one depends on."""
-        policy = State({}, self._policy.generator_state())
-        return joined({"own": self._own_state(), "policy": policy, "sampler": self._sampler.state()})
 
     def _own_state(self) -> State:
         return State({}, {"round": self._round, "incarnation": self.id.incarnation})
@@ -228,17 +198,19 @@ class LockstepActor(Actor):
         number = model_number(self._round)
 
         def is_due() -> bool:
-            if self._status.stop_requested or self._models.publications >= number:
+            if self.status.stop_requested or self.models.publications >= number:
                 return True
-            if self._state_wanted():  # only now: every round that may have started is complete
-                self._send(SentState(self._state()))
+            if self.state_wanted():  # only now: every round that may have started is complete
+                policy = State({}, self.policy.generator_state())
+                parts = {"own": self._own_state(), "policy": policy, "sampler": self.sampler.state()}
+                self.send(SentState(joined(parts)))
             return False
 
         self._wait(is_due, ActorState.WAITING_FOR_MODEL)
-        if self._status.stop_requested:
+        if self.status.stop_requested:
             return False
         if number != self._held:
-            self._sync(self._models.take(number))
+            self._sync(self.models.take(number))
             self._held = number
         return True
 
@@ -282,14 +254,13 @@ def run_actor(
             *(actor_id.seed, actor_id.actor, actor_id.incarnation),
         )
         sampler = Sampler(env, policy, processor, seed_of, f"actor {actor_id.actor}")
-        actor: Actor
+        parts = actor_id, sampler, policy, models, ring, status
+        actor = Actor(*parts, spec.n_buffer, model.version)
         if spec.rounds is None:
             sampler.begin()
-            actor = Actor(actor_id, sampler, policy, models, ring, status, spec.n_buffer, model.version)
         else:
-            parts = models, ring, status, spec.rounds, send, state_wanted
-            actor = LockstepActor(actor_id, sampler, policy, *parts)
+            actor = LockstepActor(*parts, rounds=spec.rounds, send=send, state_wanted=state_wanted)
             actor.begin(state)
-        send(Ready(actor.exact))
+        send(Ready(sampler.exact))
         actor.run()
         status.state = ActorState.DONE

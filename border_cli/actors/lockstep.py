@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
-from border_cli.actors.process import resumed_stat
-from border_cli.actors.spec import ActorState, Rounds, model_number
+from border_cli.actors.manager import ActorManager
+from border_cli.actors.process import Link, resumed_stat
+from border_cli.actors.spec import ActorSpec, ActorState, Rounds, model_number
+from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
+from border_cli.core.protocols import ExperienceSource, StopCheck
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import (
     ActorStat,
     Chunk,
+    Column,
     Items,
     ModelInfo,
     concat_items,
@@ -28,8 +32,21 @@ from border_cli.core.types import (
 )
 from border_cli.runtime.clock import Backoff, Deadline
 
-if TYPE_CHECKING:
-    from border_cli.actors.manager import ActorManager
+
+def make_manager(
+    spec: ActorSpec,
+    columns: tuple[Column, ...],
+    n_actors: int,
+    config: ActorManagerConfig,
+    should_stop: StopCheck,
+    on_exception: Callable[[ActorLostError], None],
+    link: Link | None = None,
+) -> ExperienceSource:
+    """The source for `actor_manager.type=process`, or for actors that another link reaches."""
+    if spec.rounds is not None:  # a lost actor ends the run: its round can never be complete
+        config = replace(config, restarts=0, min_actors=n_actors)
+    manager = ActorManager(spec, columns, n_actors, config, should_stop, on_exception, link or Link())
+    return manager if spec.rounds is None else LockstepSource(manager)
 
 
 class LockstepSource:

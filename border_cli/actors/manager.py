@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from time import monotonic
 from typing import Any
 
-from border_cli.actors.lockstep import LockstepSource
 from border_cli.actors.process import ActorHandle, Link, resumed_stat
 from border_cli.actors.spec import ActorSpec, StatusBlock
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, first_line
-from border_cli.core.protocols import ExperienceSource, StopCheck
+from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State, check_like
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
 from border_cli.runtime.clock import Deadline
@@ -27,22 +26,6 @@ from border_cli.runtime.supervised import Condition, Limits, Loss
 _START_POLL_S = 0.1
 _STOP_POLL_S = 0.01
 _logger = logging.getLogger(__name__)
-
-
-def make_manager(
-    spec: ActorSpec,
-    columns: tuple[Column, ...],
-    n_actors: int,
-    config: ActorManagerConfig,
-    should_stop: StopCheck,
-    on_exception: Callable[[ActorLostError], None],
-    link: Link | None = None,
-) -> ExperienceSource:
-    """The source for `actor_manager.type=process`, or for actors that another link reaches."""
-    if spec.rounds is not None:  # a lost actor ends the run: its round can never be complete
-        config = replace(config, restarts=0, min_actors=n_actors)
-    manager = ActorManager(spec, columns, n_actors, config, should_stop, on_exception, link or Link())
-    return manager if spec.rounds is None else LockstepSource(manager)
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from border_cli.actors import manager
+from border_cli.actors import lockstep
 from border_cli.actors.actor import run_actor
 from border_cli.actors.process import ActorHandle, Link
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
@@ -50,7 +50,7 @@ def make_manager(
 ) -> ExperienceSource:
     """The source for `actor_manager.type=ray`. Raises UsageError if no cluster is reachable."""
     link = RayLink(config, n_actors)
-    return manager.make_manager(spec, columns, n_actors, config, should_stop, on_exception, link)
+    return lockstep.make_manager(spec, columns, n_actors, config, should_stop, on_exception, link)
 
 
 # -- on a node of the cluster --------------------------------------------------
@@ -205,9 +205,8 @@ class RayChild:
         self._wants_state = True
         self.tell()
 
-    def receive(self, last: bool = False) -> Iterator[object]:
+    def receive(self) -> Iterator[object]:
         """Messages that have arrived. Tells the actor what is new."""
-        del last
         if self.call is not None and self._link.ray.wait([self.call], num_returns=1, timeout=0)[0]:
             yield from self._take()
         if self._status.stop_requested and not self._has_answered and not self._ended:

@@ -62,7 +62,7 @@ BUFFERS: dict[str, Entry] = {
 }
 ENVS: dict[str, Entry] = {"gym": Entry(EnvConfig)}
 ACTOR_MANAGERS: dict[str, Entry] = {
-    "process": Entry(ActorManagerConfig, "border_cli.actors.manager:make_manager"),
+    "process": Entry(ActorManagerConfig, "border_cli.actors.lockstep:make_manager"),
     "ray": Entry(RayConfig, "border_cli.actors.ray_actors:make_manager"),
 }
 TABLES: dict[str, dict[str, Entry]] = {

@@ -97,7 +97,7 @@ class RemoteRecorder(Recorder):
             while not self._failed and not process.exited() and time.monotonic() - began < self._most_s:
                 self._pass_on(process)
                 wait(process.descriptors, min(self._most_s, 0.1))
-            self._receive(process, last=True)
+            self._receive(process)
             if not self._failed and not process.exited():
                 _logger.warning("%s has not ended after %g s and is killed", self.name, self._most_s)
         finally:
@@ -115,10 +115,10 @@ class RemoteRecorder(Recorder):
         while self._queue and not self._failed and _takes_more(process):
             process.send(self._queue.popleft())
 
-    def _receive(self, process: Child, last: bool = False) -> None:
+    def _receive(self, process: Child) -> None:
         """Take messages. A process that has failed, or exited, gets no more records."""
         has_exited = process.exited()
-        for message in process.receive(last or has_exited):
+        for message in process.receive():
             if isinstance(message, Written):
                 self._written += 1
             elif isinstance(message, Failed):

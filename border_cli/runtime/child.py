@@ -21,10 +21,6 @@ from border_cli.runtime.worker import Ended, Failed, Reporter, Returned, Setup
 OUTPUT_FILE = "output.log"
 """What children print, in the run directory."""
 _NICER = 3
-_MESSAGES_AT_ONCE = 64
-"""A process that never stops logging must not keep the learner from its work."""
-_LAST_MESSAGES = 10_000
-"""More messages than fit into the pipe of a process that has exited."""
 _POLL_S = 0.1
 _KILL_S = 5.0
 _CLOSE_S = 5.0
@@ -130,15 +126,10 @@ class Child:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send(message)
 
-    def receive(self, last: bool = False) -> Iterator[object]:
-        """Messages that have arrived, without waiting; log records are logged.
-
-        last: read everything, because it has exited or is about to be ended.
-        """
+    def receive(self) -> Iterator[object]:
+        """Messages that have arrived, without waiting; log records are logged."""
         with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
-            for _ in range(_LAST_MESSAGES if last else _MESSAGES_AT_ONCE):
-                if not self._pipe.poll():
-                    return
+            while self._pipe.poll():
                 piece = self._pipe.recv_bytes()
                 self._pieces.append(piece[1:])
                 if piece[:1] == b"-":
@@ -202,7 +193,7 @@ class Child:
         deadline = Deadline(timeout_s)
         while True:
             has_exited = self.exited()
-            for _ in self.receive(has_exited):
+            for _ in self.receive():
                 pass
             if self.outcome is not None or has_exited:
                 return True

@@ -188,12 +188,12 @@ class SupervisedProcess(ABC):
         if self._child is not None:
             self._child.send(message)
 
-    def receive(self, last: bool = False) -> None:
-        """Handle the messages that have arrived, and notice if the process has exited. last: see `Child.receive`."""
+    def receive(self) -> None:
+        """Handle the messages that have arrived, and notice if the process has exited."""
         if self._child is None:
             return
         exited = self._child.exited()
-        for message in self._child.receive(last or exited):
+        for message in self._child.receive():
             if isinstance(message, Failed):
                 self._failed = message
             else:
@@ -240,7 +240,7 @@ class SupervisedProcess(ABC):
         if self._child is None:
             return
         try:
-            self.receive(last=True)
+            self.receive()
             self._release()
         finally:
             self._child.end(grace_s)

@@ -36,9 +36,8 @@ _MMAP_AT_LEAST = 32 << 20
 _KEPT = 256 << 20
 """Freed memory at the end of the heap that is kept."""
 MESSAGE_BYTES = 12_000
-"""Size of a piece of a message. Longer log lines are cut."""
+"""Size of a piece of a message."""
 _MAX_LOGS = 100
-_ERROR_BYTES = 1_000
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,13 @@ class Failed:
 
 
 def failed(error: BaseException, name: str) -> Failed:
-    """The message about an exception that ended the child of this name. Long texts are cut."""
+    """The message about an exception that ended the child of this name."""
     line = f"{name} failed: {type(error).__name__}: {error}".rstrip(": ")
     details, context = "".join(traceback.format_exception(error)), {}
     if isinstance(error, ActorLostError):  # an environment raised
         line, details, context = str(error), error.details, dict(error.context)
     incompatible = isinstance(error, IncompatibleStateError)
-    kind, message = type(error).__name__, clipped(str(error), _ERROR_BYTES)
-    return Failed(clipped(line, _ERROR_BYTES), kind, message, clipped(details), context, incompatible)
+    return Failed(line, type(error).__name__, str(error), details, context, incompatible)
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,6 @@ class PipeLogHandler(QueueHandler):
         if self._left < 0:
             print(record.msg, file=sys.stderr)  # noqa: T201 - which goes to output.log
             return
-        record.msg = record.message = clipped(record.msg)
         if self._left == 0:
             record.msg += f"\n{_MAX_LOGS} messages: what this process logs from here on is in output.log"
         self.queue(record)
@@ -174,14 +171,6 @@ def log_through(send: Callable[[object], None], who: str, level: int) -> None:
     handler.setFormatter(logging.Formatter(f"{who}: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
-
-
-def clipped(text: str, nbytes: int = MESSAGE_BYTES) -> str:
-    """The text, or only its end, which names the cause, if it has more than `nbytes` bytes in UTF-8."""
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= nbytes:
-        return text
-    return "[…] " + encoded[-nbytes:].decode("utf-8", "ignore")
 
 
 # -- the process ---------------------------------------------------------------

@@ -120,7 +120,7 @@ class JobProcess(Child):
 
     def update(self) -> None:
         """Take what the job has sent."""
-        for message in self.receive(self.exited()):
+        for message in self.receive():
             if isinstance(message, JobProgress):
                 self.latest = message
 

@@ -201,9 +201,9 @@ def test_a1_a_killed_actor_is_replaced_and_the_others_lose_nothing(
         assert stat.env_steps == sum(n for (actor, _), n in arrived.items() if actor == stat.actor)
     logged = re.findall(r"actor \d was killed by SIGKILL \(it was .*\): restart \d+ of 20", caplog.text)
     assert len(logged) == kills
-    assert max(outage.noticed_s for outage in outages) <= 1.0, outages
+    assert max(outage.noticed_s for outage in outages) <= REPLACED_S, outages
     assert max(outage.back_s for outage in outages) <= REPLACED_S, outages
-    assert learner.longest_pause_s <= 2.0
+    assert learner.longest_pause_s <= REPLACED_S
 
 
 IN_EACH_COLUMN = [column + 0.5 for column in range(len(COUNTING_COLUMNS))]
@@ -289,7 +289,7 @@ def test_a3_a4_a_run_whose_actor_dies_repeatedly_sleeps_during_the_delay_and_end
         "env.kwargs.fault_step=150",
     )
     restarts = ("actor_manager.restarts=1", f"actor_manager.restart_delay_s={WAIT_S}")
-    run = run_here(5, *dying, "n_actors=1", "trainer.opt_interval=50", *restarts)
+    run = run_here(5, *dying, "n_actors=1", "trainer.opt_interval=50", "agent.compile=false", *restarts)
     _, loss, start, *_ = spent  # element 0 is the first start
     assert (
         start - loss < 0.2 * WAIT_S

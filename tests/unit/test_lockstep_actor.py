@@ -42,7 +42,8 @@ def acted(publications: int) -> tuple[NumpyPolicy, list[Any]]:
     processor = make_processor(actor_id, env.spec, 1)
     sampler = Sampler(env, policy, processor, lambda env, episode: episode, "")
     waiting = PublishingStatus(status, models, publications)
-    actor = LockstepActor(actor_id, sampler, policy, models, ring, waiting, ROUNDS, print, lambda: False)
+    acting = {"rounds": ROUNDS, "send": print, "state_wanted": lambda: False}
+    actor = LockstepActor(actor_id, sampler, policy, models, ring, waiting, **acting)
     actor.begin(None)
     actor.run()
     return policy, ring.pop_all()
