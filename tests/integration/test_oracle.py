@@ -6,7 +6,6 @@ actor determines every row of each of its environments.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,7 +16,6 @@ from border_cli.actors.lockstep import LockstepSource
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.spec import Rounds
 from border_cli.config.schema import ActorManagerConfig
-from border_cli.core.spaces import Array
 from border_cli.core.types import Chunk
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Backoff
@@ -63,37 +61,22 @@ def collect_all(manager: ActorManager, env_steps: int) -> list[Chunk]:
     return chunks
 
 
-def check_headers(chunks: list[Chunk], env_steps: int) -> None:
-    sequences: dict[int, list[int]] = defaultdict(list)
-    counts: dict[int, int] = defaultdict(int)
-    for chunk in chunks:
-        assert chunk.incarnation == 0
-        sequences[chunk.actor].append(chunk.sequence)
-        counts[chunk.actor] += chunk.env_steps
-    assert all(sequence == list(range(len(sequence))) for sequence in sequences.values())
-    assert counts == dict.fromkeys(range(N_ACTORS), env_steps // N_ACTORS)
-
-
-def check_stream(obs: Array, span: Array, actor: int, env: int, env_steps: int, n_step: int) -> None:
-    expected = np.array(list(expected_rows(env_steps, n_step)), np.int64)
-    np.testing.assert_array_equal(obs[:, 0], actor)
-    np.testing.assert_array_equal(obs[:, 1], env)
-    np.testing.assert_array_equal(np.column_stack([obs[:, 2], obs[:, 3], span]), expected)
-
-
 def test_expected_rows_by_hand() -> None:
-    rows = list(expected_rows(7 + 1 + 2 + 4, 3))
-    assert rows[:8] == [
-        (0, 0, 3),
-        (0, 1, 3),
-        (0, 2, 3),
-        (0, 3, 3),
-        (0, 4, 3),
-        (0, 5, 2),
-        (0, 6, 1),
-        (0, 7, 0),
-    ]
-    assert rows[8:] == [(1, 0, 1), (1, 1, 0), (2, 0, 2), (2, 1, 1), (2, 2, 0), (3, 0, 3), (3, 1, 3)]
+    rows = list(expected_rows(7 + 1 + 2 + 1, 3))
+    assert rows[:8] == [*((0, t, min(3, 7 - t)) for t in range(8))]
+    assert rows[8:] == [(1, 0, 1), (1, 1, 0), (2, 0, 2), (2, 1, 1), (2, 2, 0)]
+
+
+def check_rows(chunks: list[Chunk], actor: int, env_steps: list[int], n_step: int) -> None:
+    """Check all rows of an actor. env_steps: of each of its environments."""
+    items = [chunk.items for chunk in chunks if chunk.actor == actor]
+    rows = {name: np.concatenate([part[name] for part in items]) for name in ("obs", "n_steps", "env")}
+    for env, steps in enumerate(env_steps):
+        obs, span = (rows[name][rows["env"] == env] for name in ("obs", "n_steps"))
+        np.testing.assert_array_equal(obs[:, 0], actor)
+        np.testing.assert_array_equal(obs[:, 1], env)
+        expected = np.array(list(expected_rows(steps, n_step)), np.int64)
+        np.testing.assert_array_equal(np.column_stack([obs[:, 2], obs[:, 3], span]), expected)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +93,12 @@ def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int) -> N
     finally:
         stats = manager.stop()
     assert manager.collect() == []
-    check_headers(chunks, env_steps)
     for actor in range(N_ACTORS):
-        mine = [chunk.items for chunk in chunks if chunk.actor == actor]
-        rows = {name: np.concatenate([items[name] for items in mine]) for name in ("obs", "n_steps", "env")}
-        for env in range(n_envs):
-            of_env = rows["env"] == env
-            steps = len(range(env, env_steps // N_ACTORS, n_envs))
-            check_stream(rows["obs"][of_env], rows["n_steps"][of_env], actor, env, steps, n_step)
+        headers = [(chunk.incarnation, chunk.sequence) for chunk in chunks if chunk.actor == actor]
+        assert headers == [(0, n) for n in range(len(headers))]
+        assert sum(chunk.env_steps for chunk in chunks if chunk.actor == actor) == env_steps // N_ACTORS
+        steps = [len(range(env, env_steps // N_ACTORS, n_envs)) for env in range(n_envs)]
+        check_rows(chunks, actor, steps, n_step)
     assert [(s.actor, s.env_steps, s.state) for s in stats] == [
         (actor, env_steps // N_ACTORS, "done") for actor in range(N_ACTORS)
     ]
@@ -166,8 +147,4 @@ def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, c
             (actor, 22, max(r - 2, 0)) for actor in range(2)
         ]
     for actor in range(2):
-        mine = [chunks[actor].items for chunks in found]
-        rows = {name: np.concatenate([items[name] for items in mine]) for name in ("obs", "n_steps", "env")}
-        for env in range(2):
-            of_env = rows["env"] == env
-            check_stream(rows["obs"][of_env], rows["n_steps"][of_env], actor, env, 40 * 11, n_step)
+        check_rows([chunk for chunks in found for chunk in chunks], actor, [40 * 11] * 2, n_step)

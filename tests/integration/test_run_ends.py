@@ -1,4 +1,4 @@
-"""Ends of runs: reasons, replay ratio and budgets."""
+"""Ends of runs: reasons, replay ratio and budgets; weights that are not finite."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from border_cli.agents.agent import NetworkAgent
 from border_cli.cli.train import main
 from border_cli.config.resolve import ratio_tolerance
+from border_cli.core.metrics import Record
 from border_cli.training.evaluators import EpisodeRunner
 from tests.real_runs import TINY, Run, tiny, train
+from tests.warm import finished
 
 WARMUP = 50
 assert f"trainer.warmup_period={WARMUP}" in TINY
@@ -34,7 +37,9 @@ def ended_by(run: Run) -> str:
     return name
 
 
-def test_a_signal_in_the_last_evaluation_stops_the_run_and_resume_evaluates_its_result() -> None:
+def test_a_signal_in_the_last_evaluation_stops_the_run_and_resume_evaluates_its_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     args = tiny("trainer.max_opts=20", "trainer.eval_interval=1000", "trainer=sync")
     evaluate = EpisodeRunner.evaluate
 
@@ -42,7 +47,7 @@ def test_a_signal_in_the_last_evaluation_stops_the_run_and_resume_evaluates_its_
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*given)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(EpisodeRunner, "evaluate", stop_first)
         assert main(args) == 143
     run = Run(Path("runs/latest").resolve())
@@ -65,7 +70,7 @@ def test_a_run_shorter_than_its_preset_is_not_compared_with_its_expected_return(
 
 
 def assert_ratio(run: Run, opt_steps: int, env_steps: int) -> None:
-    """C2: each opt step waits for its env steps, and actors are never further ahead than the tolerance."""
+    """Each opt step waits for its env steps, and actors are never further ahead than the tolerance."""
     interval = run.config.trainer.opt_interval
     assert interval is not None
     ahead = env_steps - WARMUP - interval * opt_steps
@@ -77,8 +82,7 @@ def assert_ratio(run: Run, opt_steps: int, env_steps: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "interval"),
     [
-        ("sync", "0.5"),
-        ("sync with 3 environments", "3"),
+        ("sync with 3 environments", "0.5"),
         ("2 actors with 3 environments", "0.5"),
         ("2 actors with 3 environments", "null"),
     ],
@@ -106,40 +110,30 @@ def test_max_opts_is_reached_exactly_and_the_ratio_holds(shape: str, interval: s
     [
         ("sync with 3 environments", "4", 403, 88),
         ("2 actors with 3 environments", "0.5", 403, 706),
-        ("1 actor", "null", 403, None),
         ("1 actor", "1", WARMUP + 1, 1),
     ],
 )
 def test_max_env_steps_are_used_completely_and_every_allowed_opt_step_is_done(
-    shape: str, interval: str, budget: int, opt_steps: int | None
+    shape: str, interval: str, budget: int, opt_steps: int
 ) -> None:
     """403 is no multiple of 2, 3 or 64, so the last credit is smaller than one step of all environments of an actor."""
     run = train(f"trainer.max_env_steps={budget}", f"trainer.opt_interval={interval}", QUIET, *SHAPES[shape])
     assert ended_by(run) == "max_env_steps"
     assert run.counts[1] == sum(actor["env_steps"] for actor in run.summary["actors"]) == budget
-    assert opt_steps in (run.counts[0], None)
-
-
-def test_max_time_ends_a_run() -> None:
-    run = train("trainer.max_time=3", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
-    assert ended_by(run) == "max_time"
-    opt_steps, env_steps = run.counts
-    assert run.summary["seconds"] >= 3
-    assert run.config.trainer.max_env_steps == 50_000  # from the preset, because no other budget was given
-    assert env_steps < 50_000
-    assert run.checkpoints == [f"step-{opt_steps:09d}"]
-
-
-def test_the_first_of_two_budgets_to_be_reached_ends_the_run() -> None:
-    run = train("trainer=sync", QUIET, "trainer.max_opts=1000", "trainer.max_env_steps=90")
-    assert ended_by(run) == "max_env_steps"
-    assert run.counts == (40, 90)
+    assert run.counts[0] == opt_steps
     assert not (run.path / "best").exists()  # there were no evaluations
-    assert run.steps("eval/return_mean") == []
     assert (run.summary["best_score"], run.summary["last_score"]) == (None, None)
 
 
-# -- intervals ----------------------------------------------------------
+def test_max_time_ends_a_run() -> None:
+    run = train("trainer.max_time=1", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
+    assert ended_by(run) == "max_time"
+    opt_steps, env_steps = run.counts
+    assert run.summary["seconds"] >= 1
+    assert (
+        env_steps < run.config.trainer.max_env_steps == 50_000
+    )  # from the default: no other budget was given
+    assert run.checkpoints == [f"step-{opt_steps:09d}"]
 
 
 def test_without_saves_and_records_the_last_checkpoint_and_the_evaluations_remain() -> None:
@@ -148,11 +142,50 @@ def test_without_saves_and_records_the_last_checkpoint_and_the_evaluations_remai
     run = train("trainer=sync", "trainer.max_opts=20", "trainer.stop_return=501", *intervals)
     assert ended_by(run) == "max_opts"
     head = {"opt_steps", "env_steps", "time"}
-    found = [
-        (record["opt_steps"], {name.partition("/")[0] for name in record.keys() - head})
-        for record in run.records
-    ]
-    assert found == [(10, {"eval", "time"}), (20, {"eval", "time"})]
+    records = [(r["opt_steps"], {name.partition("/")[0] for name in r.keys() - head}) for r in run.records]
+    assert records == [(10, {"eval", "time"}), (20, {"eval", "time"})]
     assert run.summary["counters"]["episodes"] > 0
-    assert run.checkpoints == ["step-000000020"]
-    assert run.saves == [20]
+    assert run.checkpoints == ["step-000000020"] and run.saves == [20]
+
+
+# -- unusual ends -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "intervals",
+    [
+        ("trainer.record_interval=null", "trainer.save_interval=50"),
+        ("trainer.record_interval=500", "trainer.save_interval=null"),
+    ],
+)
+def test_weights_that_are_not_finite_are_never_kept(
+    intervals: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = NetworkAgent.opt
+
+    def spoil(self: NetworkAgent, *given: Any, **named: Any) -> Record | None:
+        self.policy.params[0] = float("nan")
+        return learn(self, *given, **named)
+
+    monkeypatch.setattr(NetworkAgent, "opt", spoil)
+    words = tiny("trainer=sync", "trainer.max_opts=60", QUIET, "trainer.max_nonfinite=1000", *intervals)
+    assert main(words) == 4
+    run = Run(Path("runs/latest").resolve())
+    assert run.summary["error"].startswith("a weight or moment of the agent is not a finite number")
+    assert (run.summary["status"], run.checkpoints) == ("failed", [])
+
+
+def test_names_of_folders_need_not_be_text(workplace: Path) -> None:
+    """Any bytes are a name on Linux, and under LC_ALL=C those of ü are no text."""
+    folder = workplace / os.fsdecode(b"\xff\xc3")
+    folder.mkdir()
+    words = tiny("trainer=sync", "env=cartpole", "trainer.max_opts=20", "recorder.console=plain")
+    from_first = f"init_from='{folder / 'runs' / 'first'}'"
+    for command in (
+        ("border-train", *words, "hydra.run.dir=runs/first"),
+        ("border-train", *words, "hydra.run.dir=runs/second", from_first),
+        ("border-eval", "runs/second", "episodes=1"),
+        ("border-report", "runs", "metric=train/episode_return"),
+    ):
+        assert finished(*command, folder=folder).returncode == 0, command
+    assert Run(folder / "runs" / "second").summary["status"] == "done"
