@@ -8,13 +8,16 @@ import re
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 import numpy as np
+import psutil
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, UsageError
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec
+from border_cli.core.types import Step
 from border_cli.envs.checks import EnvApiError, checked
 from border_cli.envs.group import GymEnv, mask_root, spec_of
 from border_cli.envs.gym_spaces import may_hold_categories, part_name
@@ -25,6 +28,8 @@ _SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
 """Random env steps whose images show whether they hold categories, and of one episode at most."""
 _SHOWN_S = 60.0
 """Time for them; a slow environment shows fewer."""
+_QUICKLY_S = 5.0
+"""An environment that takes longer to make, or that starts a process, is not made a second time to be compared."""
 _MAX_CATEGORIES = 32
 """Of a channel; an image with a larger value is a picture."""
 _COLOUR = re.compile(r"\x1b\[\d*m")
@@ -61,10 +66,11 @@ def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
 
 
 def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
-    env = None
+    env, began, before = None, monotonic(), psutil.Process().children()
     try:
         env = GymEnv(config)
         at_end.callback(env.close)
+        is_simple = monotonic() - began <= _QUICKLY_S and psutil.Process().children() == before
         check_statistics(env.envs[0])
         env.reset(0, seed=0)
         action, action_mask = env.spec.action, config.action_mask
@@ -83,13 +89,35 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         else:
             mask = env.spec.mask
             first = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
-        env.step([0], first.astype(action.stored_dtype))
+        step = env.step([0], first.astype(action.stored_dtype))
+        if is_simple:
+            _compare(step, config, at_end)
         categories = _find_categories(env, config) if config.categories is None else config.categories
         return Probed(
             spec_of(env.envs[0], replace(config, categories=categories)), action_mask, categories, []
         )
     except ActorLostError as e:
         raise _refusal(e, env) from e
+
+
+def _compare(first: Step, config: EnvConfig, at_end: ExitStack) -> None:
+    """Warn where another environment that is made alike differs after the same seed and action."""
+    with contextlib.suppress(ActorLostError):
+        other = GymEnv(config)
+        at_end.callback(other.close)
+        other.reset(0, seed=0)
+        second = other.step([0], first.action)
+        for name in first.obs:
+            once, again = (
+                step.obs[name].tobytes() + step.next_obs[name].tobytes() for step in (first, second)
+            )
+            if once != again:
+                warnings.warn(
+                    f"two environments that were made alike and reset with the same seed differ in {name}: random "
+                    "numbers that reset(seed=…) does not set, perhaps drawn when it is made, differ in each process",
+                    stacklevel=2,
+                )
+                return
 
 
 def _refusal(error: ActorLostError, env: GymEnv | None) -> UsageError:

@@ -353,6 +353,17 @@ def test_e3_results_of_numpy_are_as_good_as_those_of_python() -> None:
         assert (step.over.tolist(), step.reward.tolist()) == ([False], [2.0])
 
 
+@pytest.mark.parametrize(("start", "change", "warnings"), [(1.7e9, 1, 1), (1.7e9, 128, 0), (9.81, 1e-9, 0)])
+def test_e3_numbers_that_float32_cannot_tell_apart_are_reported_once(
+    start: float, change: float, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = spaces.Box(0, np.inf, (2,), np.float64)
+    steps(group(space=space, observation=lambda e, t: np.array([0, start + t * change])), 4)
+    assert len(caplog.messages) == warnings
+    for message in caplog.messages:
+        assert message.startswith(f"observation obs[1] was {start} and then {start + change}, which are one")
+
+
 # -- E5: extremes -------------------------------------------------------
 
 

@@ -186,7 +186,9 @@ def test_a6_system_exit_ends_the_actor_and_a_usage_error_stays_one(
 
 @pytest.mark.filterwarnings("default")
 def test_the_trial_returns_the_spaces_and_each_warning_once() -> None:
-    assert try_env(counting()) == Probed(group().spec, "none", {}, [])
+    assert try_env(counting(env=0)) == Probed(group().spec, "none", {}, [])
+    (differs,) = try_env(counting()).warnings  # observations say how many environments were made before
+    assert "two environments that were made alike and reset with the same seed differ in obs" in differs
     warns = EnvConfig(entry_point="tests.envs:Warns")
     assert try_env(warns).warnings == ["out of date", "slow", ""]
     with warnings.catch_warnings():
@@ -197,9 +199,9 @@ def test_the_trial_returns_the_spaces_and_each_warning_once() -> None:
 def test_the_trial_can_leave_the_closing_to_its_caller(closed: list[CountingEnv]) -> None:
     """A `close` that hangs does not delay the answer."""
     with ExitStack() as at_end:
-        try_env(counting(), at_end)
+        try_env(counting(env=0), at_end)
         assert closed == []
-    assert len(closed) == 1
+    assert len(closed) == 2, "the environment, and another one that it was compared with"
 
 
 class SharedArray(gymnasium.Env[Any, Any]):

@@ -53,7 +53,6 @@ def test_a_wrapper_is_a_name_or_a_map_of_name_and_arguments() -> None:
     ("given", "message"),
     [
         ([3], "3 is of the wrong type\nallowed: a list in brackets, each a name, or {name: …, kwargs: {…}}"),
-        ([{"kwargs": {}}], "has no name"),
         ([{"name": "A", "kwarg": {}}], "env.wrappers.kwarg: there is no such key"),
         ([{"name": "A", "kwargs": 1}], "env.wrappers.kwargs: 1 is of the wrong type"),
     ],
