@@ -82,19 +82,12 @@ def test_a_registered_environment_is_truncated_at_max_episode_steps():
     assert ends == [False, False, True]
 
 
-@pytest.mark.parametrize("section", ["x", 3, [1], None])
-def test_a_damaged_section_has_no_import_path(section):
-    assert registry.import_paths({"recorder": section, "evaluator": {"type": PATH}}) == {
-        "evaluator.type": PATH
-    }
-
-
 @pytest.mark.parametrize("group", registry.IMPORTABLE)
 def test_a_type_may_be_an_import_path(group):
     chosen = config(**{group: {"type": PATH}})
     entry = registry.find(group, getattr(chosen, group).type)
     assert entry is not None and entry.load() is make
-    assert registry.import_paths(to_plain(chosen)) == {f"{group}.type": PATH}
+    assert registry.import_paths(to_plain(chosen) | {"env": "damaged"}) == {f"{group}.type": PATH}
     with pytest.raises(UsageError, match=rf"{group}\.type: there is no 'Maze'"):
         config(**{group: {"type": "Maze"}})
 
