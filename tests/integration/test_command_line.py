@@ -21,6 +21,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import open_dict
 
 import border_cli
+from border_cli.cli.command import command
 from border_cli.cli.compose import Composer
 from border_cli.cli.help import suggestions
 from border_cli.cli.overrides import parse_overrides
@@ -315,9 +316,12 @@ def test_a_typed_folder_may_have_interpolations_and_is_used_for_one_run_only(bui
         (KeyboardInterrupt(), 130, []),
     ],
 )
-def test_the_exit_code_says_how_training_ended(build, capsys, error, code, lines):
-    build.fail[0] = error
-    assert main(["env=cartpole"]) == code
+def test_the_exit_code_says_how_a_command_ended(capsys, error, code, lines):
+    @command
+    def fail(argv):
+        raise error
+
+    assert fail([]) == code
     assert capsys.readouterr().err.splitlines() == lines
 
 
