@@ -15,10 +15,9 @@ from border_cli.agents.capture import capture_opt_steps
 from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS
 from border_cli.runtime.tensors import repeat_bits_on_gpu
-from tests.contract.test_every_agent import config_of, spec_of
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_whole
+from tests.learners import assert_same_state, learn, make_learner
 from tests.real_runs import Run, tiny, train
-from tests.unit.test_capture import learn
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -69,27 +68,22 @@ def same_bits() -> Iterator[None]:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("agent", AGENTS)
 def test_captured_opt_steps_equal_eager_ones(agent: str, weighted: bool, same_bits: None) -> None:
-    eager, captured = (
-        AGENTS[agent].load().make_agent(config_of(agent), spec_of(agent), 3, DEVICE) for _ in range(2)
-    )
+    eager, captured = (make_learner(agent, device=DEVICE) for _ in range(2))
     captured.compiling = partial(capture_opt_steps, captured.algorithm)
-    errors = learn(agent, eager, weighted), learn(agent, captured, weighted)
+    errors = [learn(agent, learner, range(7), weighted) for learner in (eager, captured)]
     assert set(captured.algorithm.graphs) == set(captured.algorithm.variants)
-    for name, array in eager.state().arrays.items():
-        np.testing.assert_array_equal(array, captured.state().arrays[name], err_msg=name)
+    assert_same_state(eager, captured)
     np.testing.assert_array_equal(*errors)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_opt_steps_equal_those_of_the_cpu_but_for_rounding(agent: str) -> None:
-    ours, theirs = (
-        AGENTS[agent].load().make_agent(config_of(agent), spec_of(agent), 3, device)
-        for device in (DEVICE, "cpu")
-    )
-    for one in (ours, theirs):
-        learn(agent, one, weighted=True, opt_steps=3)
-    for name, array in theirs.state().arrays.items():
-        np.testing.assert_allclose(ours.state().arrays[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+    learners = [make_learner(agent, device=device) for device in (DEVICE, "cpu")]
+    for learner in learners:
+        learn(agent, learner, range(3), weighted=True)
+    arrays, expected = (learner.state().arrays for learner in learners)
+    for name, array in expected.items():
+        np.testing.assert_allclose(arrays[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("task", TASKS)

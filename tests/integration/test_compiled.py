@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ from border_cli.core.spaces import Array
 from border_cli.core.types import Batch, Step
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime.signals import StopFlag
-from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
-from tests.faults.amounts import FULL
+from tests.faults.amounts import FULL, sampled
 from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
+from tests.learners import SIZE, OneBatchBuffer, batch_of, config_of, learn_from, make_learner, spec_of
 from tests.real_runs import Run, tiny, train
 from tests.rows import processed
 
@@ -62,14 +62,23 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("border_cli.agents.compiler._COMPILING_S", 1500.0)
 
 
-def make_learner(
-    agent: str, compiled: str, waits: bool = True, plugins: Sequence[str] = (), **settings: Any
+def compiled_learner(
+    agent: str = "dqn",
+    compiled: str = "true",
+    waits: bool = True,
+    plugins: Sequence[str] = (),
+    **settings: Any,
 ) -> tuple[NetworkAgent, GraphCompiler]:
-    config = replace(config_of(agent), compile=compiled, **SETTINGS.get(agent, {}) | settings)
-    learner: NetworkAgent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
+    settings = {"compile": compiled, **SETTINGS.get(agent, {}), **settings}
+    learner = make_learner(agent, **settings)
+    config = config_of(agent, **settings)
     compiler = GraphCompiler(learner, config, plugins, spec_of(agent), waits, StopFlag())
     learner.compiling = compiler.poll
     return learner, compiler
+
+
+def eager_learner(agent: str = "dqn", **settings: Any) -> NetworkAgent:
+    return make_learner(agent, **SETTINGS.get(agent, {}) | settings)
 
 
 @functools.cache
@@ -79,14 +88,14 @@ def replayed(agent: str) -> Batch:
     buffer = entry.load().make_buffer(entry.config(capacity=100), spec, seed=0)
     processor = NStepProcessor(spec, 1, 1, gamma=0.9)
     for seed in range(40):
-        row = batch(agent, seed, 1)
+        row = batch_of(agent, seed, 1)
         step = Step([0], row.obs, row.action, row.reward, row.terminated, np.zeros(1, bool), row.next_obs)
         buffer.push(processed(processor, step))
-    sampled: Batch = buffer.batch(16)
-    return sampled
+    rows: Batch = buffer.batch(SIZE)
+    return rows
 
 
-def learn(agent: str, learner: NetworkAgent, opt_steps: int) -> list[Any]:
+def learn(learner: NetworkAgent, opt_steps: int, agent: str = "dqn") -> list[Any]:
     """Do opt steps with batches in the same memory, as a replay gives them. Returns the errors of each."""
     buffer: Any = OneBatchBuffer(replayed(agent))
     for seed in range(opt_steps):
@@ -95,16 +104,21 @@ def learn(agent: str, learner: NetworkAgent, opt_steps: int) -> list[Any]:
     return list(buffer.errors)
 
 
+def learn_until_decided(learner: NetworkAgent) -> None:
+    while learner.compiling is not None:
+        learn(learner, 32)
+
+
 def refill(agent: str, seed: int) -> Batch:
     """Write new values into the batch of `replayed`."""
-    into, new = replayed(agent), batch(agent, seed)
+    into, new = replayed(agent), batch_of(agent, seed)
     for rows, new_rows in ((into.obs, new.obs), (into.next_obs, new.next_obs)):
         for name, array in rows.items():
             array[...] = new_rows[name]
     for column in ("action", "reward", "discount", "terminated"):
         getattr(into, column)[...] = getattr(new, column)
     if into.weight is not None:
-        into.weight[...] = np.random.default_rng(seed).random(16)
+        into.weight[...] = np.random.default_rng(seed).random(SIZE)
     return into
 
 
@@ -117,14 +131,12 @@ class Learned:
     errors: Sequence[Any]
 
 
-def after_opt_steps(agent: str, compiled: str, **settings: Any) -> Learned:
-    learner, _ = make_learner(agent, compiled, **settings)
-    if compiled == "false":
-        learner.compiling = None
-    torch.set_num_threads(1 if compiled == "false" else 2)
-    errors = learn(agent, learner, OPT_STEPS)
+def after_opt_steps(agent: str, compiled: bool, **settings: Any) -> Learned:
+    learner = compiled_learner(agent, **settings)[0] if compiled else eager_learner(agent, **settings)
+    torch.set_num_threads(2 if compiled else 1)
+    errors = learn(learner, OPT_STEPS, agent)
     torch.set_num_threads(1)
-    assert set(learner.algorithm.graphs) == (set(learner.algorithm.variants) if compiled == "true" else set())
+    assert set(learner.algorithm.graphs) == set(learner.algorithm.variants if compiled else ())
     return Learned(learner.state().arrays, learner.generator_state(), errors)
 
 
@@ -140,43 +152,42 @@ def norm(array: Array) -> float:
     return float(np.linalg.norm(array))
 
 
+def assert_close(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    for name, array in expected.items():
+        assert norm(array - arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
+
+
+def assert_learned_like_eager(learner: NetworkAgent, **settings: Any) -> None:
+    eager = eager_learner(**settings)
+    for _ in range(learner.opt_steps // 32):
+        learn(eager, 32)
+    assert_close(learner.state().arrays, eager.state().arrays)
+
+
 def test_a_free_running_learner_goes_on_eagerly_until_the_opt_step_is_traced_and_then_compiled() -> None:
     """It is the first test, so that the others of this agent find its graph in the cache."""
-    learner, compiler = make_learner("dqn", "true", waits=False)
-    learn("dqn", learner, 32)
+    learner, compiler = compiled_learner(waits=False)
+    learn(learner, 32)
     assert not learner.algorithm.graphs and learner.compiling is not None
     assert compiler._child is not None and compiler._folder is not None
     while not traced_path(Path(compiler._folder.name), 0).exists():
         assert not compiler._child.poll(0.1)
     for _ in range(2):
-        learn("dqn", learner, 32)
+        learn(learner, 32)
     assert set(compiler.graphs) == {"traced"} and learner.algorithm.graphs == compiler.graphs["traced"]
     assert_learned_like_eager(learner)
     assert compiler._child.poll(1200.0)
-    while learner.compiling is not None:
-        learn("dqn", learner, 32)
-    learn("dqn", learner, 32)
-    assert (
-        set(compiler.graphs) == {"traced", "compiled"}
-        and learner.algorithm.graphs == compiler.graphs["compiled"]
-    )
+    learn_until_decided(learner)
+    learn(learner, 32)
+    assert set(compiler.graphs) == {"traced", "compiled"}
+    assert learner.algorithm.graphs == compiler.graphs["compiled"]
     assert_learned_like_eager(learner)
-
-
-def assert_learned_like_eager(learner: NetworkAgent, **settings: Any) -> None:
-    eager, _ = make_learner("dqn", "false", **settings)
-    eager.compiling = None
-    for _ in range(learner.opt_steps // 32):
-        learn("dqn", eager, 32)
-    for name, array in eager.state().arrays.items():
-        assert norm(array - learner.state().arrays[name]) <= 1e-2 * norm(array) + 1e-5, name
 
 
 @pytest.mark.parametrize("agent", AGENTS if FULL else ["dqn"])
 def test_a_compiled_opt_step_equals_the_eager_one(agent: str) -> None:
-    eager, compiled = after_opt_steps(agent, "false"), after_opt_steps(agent, "true")
-    for name, array in eager.state.items():
-        assert norm(array - compiled.state[name]) <= 1e-2 * norm(array) + 1e-5, name
+    eager, compiled = (after_opt_steps(agent, compiled) for compiled in (False, True))
+    assert_close(compiled.state, eager.state)
     assert eager.generators == compiled.generators
     np.testing.assert_allclose(eager.errors, compiled.errors, rtol=0.05, atol=0.05)
 
@@ -188,32 +199,25 @@ def test_compiled_opt_steps_in_bfloat16_round_no_more_than_eager_ones(agent: str
 
     Vectors are compared as a whole: the rounding of a single number is luck.
     """
-    full = after_opt_steps(agent, "false")
-    eager, compiled = (after_opt_steps(agent, how, precision="bfloat16") for how in ("false", "true"))
+    full = after_opt_steps(agent, False)
+    eager, compiled = (after_opt_steps(agent, compiled, precision="bfloat16") for compiled in (False, True))
     for name, array in vectors(full).items():
         rounding = norm(array - vectors(eager)[name])
         assert norm(array - vectors(compiled)[name]) <= 2 * rounding + 1e-2 * norm(array) + 1e-5, name
     assert eager.generators == compiled.generators
 
 
-NOT_FINITE = np.inf, -np.inf, np.nan
-
-
 def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
     """Compilers may take x - x and 0·x for 0, which is how such numbers are found."""
-    learner, _ = make_learner("dqn", "true")
-    learn("dqn", learner, 1)
+    learner, _ = compiled_learner()
+    learn(learner, 1)
     assert learner.algorithm.graphs
-    before = {name: array.copy() for name, array in learner.state().arrays.items()}
-    cases = itertools.product(("obs", "next_obs", "reward"), NOT_FINITE)
+    before = learner.state().copy().arrays
+    cases = itertools.product(("obs", "next_obs", "reward"), (np.inf, -np.inf, np.nan))
     for number, (column, bad) in enumerate(cases, 1):
         rows = refill("dqn", 1)
-        if column == "reward":
-            rows.reward[3] = bad
-        else:
-            getattr(rows, column)["obs.x"][3, 0] = bad
-        buffer: Any = OneBatchBuffer(rows)
-        learner.opt(buffer)
+        (rows.reward if column == "reward" else getattr(rows, column)["obs.x"][:, 0])[3] = bad
+        learn_from(learner, rows)
         assert learner.skipped_in_a_row == number, (column, bad)
     for name, array in learner.state().arrays.items():
         assert name.startswith("stats") or np.array_equal(array, before[name]), name
@@ -221,58 +225,55 @@ def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
 
 def with_cache(**settings: Any) -> NetworkAgent:
     """An agent after an opt step that is compiled if the cache has it."""
-    learner, compiler = make_learner("dqn", "true", waits=False, **settings)
+    learner, compiler = compiled_learner(waits=False, **settings)
     learner.compiling = compiler.use_cached
-    learn("dqn", learner, 1)
+    learn(learner, 1)
     return learner
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"target_interval": 7, "target_tau": 0.5, "lr_final": 0.5},
-        {"epsilon_start": 0.5, "epsilon_final": 0.3, "eval_epsilon": 0.1},
-    ],
-)
-def test_values_that_an_opt_step_does_not_read_use_the_same_graph(settings: dict[str, Any]) -> None:
-    learn("dqn", make_learner("dqn", "true")[0], 1)
-    assert with_cache(**settings).algorithm.graphs
-
-
-def test_a_later_run_uses_the_cache_and_other_settings_do_not() -> None:
-    learn("dqn", make_learner("dqn", "true")[0], 1)
-    files = set(cache_folder().glob("dqn-*.pt2"))
-    learner = with_cache(lr_schedule="constant", lr_opt_steps=None)
-    assert learner.algorithm.graphs, "the schedule of the learning rate is no part of the graph"
-    assert not with_cache(lr=0.5).algorithm.graphs
-    assert set(cache_folder().glob("dqn-*.pt2")) == files
-
-
 @pytest.fixture
-def damaged() -> Iterator[int]:
-    """How many files the cache has, all of them damaged; they are whole again after the test."""
-    learn("dqn", make_learner("dqn", "true")[0], 1)
-    whole = {path: path.read_bytes() for path in cache_folder().glob("dqn-*.pt2")}
+def cached() -> set[Path]:
+    """The files of the cache, which has the opt step of this agent."""
+    learn(compiled_learner()[0], 1)
+    return set(cache_folder().glob("dqn-*.pt2"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_cached"),
+    [
+        ({"target_interval": 7, "target_tau": 0.5, "lr_final": 0.5}, True),  # no opt step reads these values
+        ({"epsilon_start": 0.5, "epsilon_final": 0.3, "eval_epsilon": 0.1}, True),
+        ({"lr_schedule": "constant", "lr_opt_steps": None}, True),
+        ({"lr": 0.5}, False),
+    ],
+    ids=["target", "exploration", "schedule", "lr"],
+)
+def test_a_later_run_uses_the_cache_unless_an_opt_step_reads_other_values(
+    cached: set[Path], settings: dict[str, Any], is_cached: bool
+) -> None:
+    assert bool(with_cache(**settings).algorithm.graphs) is is_cached
+    assert set(cache_folder().glob("dqn-*.pt2")) == cached
+
+
+def test_a_damaged_file_is_removed(cached: set[Path], caplog: pytest.LogCaptureFixture) -> None:
+    whole = {path: path.read_bytes() for path in cached}
     for path in whole:
         path.write_bytes(b"no library")
-    yield len(whole)
+    learner = with_cache()
+    left = set(cache_folder().glob("dqn-*.pt2"))
     for path, content in whole.items():
         path.write_bytes(content)
-
-
-def test_a_damaged_file_is_removed(damaged: int, caplog: pytest.LogCaptureFixture) -> None:
-    learner = with_cache()
     assert not learner.algorithm.graphs and learner.opt_steps == 1
     assert "a compiled opt step cannot be loaded and was removed" in caplog.text
-    assert len(set(cache_folder().glob("dqn-*.pt2"))) == damaged - 1
+    assert len(left) == len(cached) - 1
 
 
 def test_a_loaded_graph_leaves_nothing_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    learner, _ = make_learner("dqn", "true")
-    learn("dqn", learner, 1)
+    learner, _ = compiled_learner()
+    learn(learner, 1)
     assert learner.algorithm.graphs and not list(tmp_path.glob("aotinductor*"))
     assert os.environ["TMPDIR"] == str(tmp_path)
 
@@ -292,27 +293,20 @@ def test_a_changed_module_beside_that_of_the_agent_is_compiled_again(
     assert graph_path(job, 0) != before
 
 
-def failing(waits: bool) -> NetworkAgent:
-    return make_learner("dqn", "true", waits, plugins=["no_such_module"], lr=0.25)[0]
-
-
-def test_a_compiling_process_that_fails_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    learner = failing(waits=False)
-    while learner.compiling is not None:
-        learn("dqn", learner, 32)
-    assert not learner.algorithm.graphs
-    assert (
-        "agent.compile: opt steps are not compiled, compiling failed: plugins: there is no module"
-        in caplog.text
-    )
-
-
-def test_where_bits_have_to_repeat_it_is_an_error() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_compiling_process_that_fails_is_a_warning_or_an_error_where_bits_have_to_repeat(
+    waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Eager opt steps would round in another way than the compiled ones of the same run elsewhere."""
-    with pytest.raises(
-        UsageError, match=r"(?s)agent.compile=true: compiling failed: .*allowed: agent.compile=false"
-    ):
-        learn("dqn", failing(waits=True), 1)
+    learner, _ = compiled_learner(waits=waits, plugins=["no_such_module"], lr=0.25)
+    if waits:
+        message = r"(?s)agent.compile=true: compiling failed: .*allowed: agent.compile=false"
+        with pytest.raises(UsageError, match=message):
+            learn(learner, 1)
+        return
+    learn_until_decided(learner)
+    assert not learner.algorithm.graphs
+    assert "opt steps are not compiled, compiling failed: plugins: there is no module" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -323,18 +317,16 @@ def test_only_what_pays_in_the_time_that_is_left_is_done(
     monkeypatch: pytest.MonkeyPatch, time_left: float, done: str
 ) -> None:
     monkeypatch.setattr("border_cli.agents.compiler._MEASURING_S", 0.0)
-    learner, compiler = make_learner("dqn", "auto", waits=False, adam_eps=1e-6)
+    learner, compiler = compiled_learner(compiled="auto", waits=False, adam_eps=1e-6)
     opt_steps_s = list[float]()
     compiler._time_left = lambda opt_step_s: opt_steps_s.append(opt_step_s) or time_left
-    learn("dqn", learner, 40)
+    learn(learner, 40)
     assert len(opt_steps_s) == (1 if done else 40) and 0.0 < opt_steps_s[-1] < 10.0
     assert bool(list(cache_folder().glob("tmp*"))) is bool(done), "the folder of the compiling process"
     if done == "traced":
-        while learner.compiling is not None:
-            learn("dqn", learner, 32)
-        assert set(compiler.graphs) == {"traced"} and not any(
-            path.exists() for path in compiler._paths.values()
-        )
+        learn_until_decided(learner)
+        assert set(compiler.graphs) == {"traced"}
+        assert not any(path.exists() for path in compiler._paths.values())
     compiler.close()
 
 
@@ -342,29 +334,19 @@ def test_without_a_cpp_compiler_opt_steps_are_traced_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    learner, compiler = make_learner("dqn", "auto", waits=False, adam_eps=1e-5)
-    while learner.compiling is not None:
-        learn("dqn", learner, 32)
+    learner, compiler = compiled_learner(compiled="auto", waits=False, adam_eps=1e-5)
+    learn_until_decided(learner)
     assert set(compiler.graphs) == {"traced"}
     assert_learned_like_eager(learner, adam_eps=1e-5)
-    assert (
-        "agent.compile: opt steps are not compiled, there is no C++ compiler (/no/such/compiler)"
-        in caplog.text
-    )
+    assert "opt steps are not compiled, there is no C++ compiler (/no/such/compiler)" in caplog.text
 
 
 def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
-    learner, _ = make_learner("dqn", "true")
-    stop, notes = StopFlag(), list[str]()
-    config = replace(config_of("dqn"), compile="true", lr=0.125)
-    compiler = GraphCompiler(
-        *(learner, config, [], spec_of("dqn"), True, stop),
-        note=notes.append,
-        waiting=lambda: stop.request(ExitCode.SIGINT),
-    )
-    learner.compiling = compiler.poll
+    notes = list[str]()
+    learner, compiler = compiled_learner(lr=0.125)
+    compiler._note, compiler._waiting = notes.append, lambda: compiler._stop.request(ExitCode.SIGINT)
     with pytest.raises(Interrupted):
-        learn("dqn", learner, 1)
+        learn(learner, 1)
     compiler.close()
     assert learner.opt_steps == 0
     assert [note.partition(" ")[0] for note in notes] == ["compiling", "the"]
@@ -430,9 +412,10 @@ def test_a_free_running_run_keeps_the_faster_opt_steps_and_says_so(monkeypatch: 
     )
 
 
-@pytest.mark.parametrize(
-    "mode", [("trainer=sync",), ("trainer.lockstep=true", "n_actors=2", "trainer.lockstep_steps=4")]
-)
+MODES = [("trainer=sync",), ("trainer.lockstep=true", "n_actors=2", "trainer.lockstep_steps=4")]
+
+
+@pytest.mark.parametrize("mode", sampled(MODES, 2))
 def test_sync_and_lockstep_repeat_their_bits_with_compiled_opt_steps(
     folder: Path, mode: tuple[str, ...]
 ) -> None:
@@ -447,8 +430,7 @@ def test_sync_and_lockstep_repeat_their_bits_with_compiled_opt_steps(
     assert_same_bits(Run(path), whole)
 
 
-def test_what_a_killed_run_left_in_the_cache_is_removed_by_a_later_one() -> None:
-    learn("dqn", make_learner("dqn", "true")[0], 1)
+def test_what_a_killed_run_left_in_the_cache_is_removed_by_a_later_one(cached: set[Path]) -> None:
     old, new = cache_folder() / "tmpold", cache_folder() / "tmpnew"
     for folder in (old, new):
         folder.mkdir()

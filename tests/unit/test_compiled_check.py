@@ -15,29 +15,22 @@ from torch import Tensor
 from border_cli.agents import graph
 from border_cli.agents.agent import Algorithm
 from border_cli.agents.compiler import CompileJob, graph_path
-from border_cli.agents.config import NetworkConfig
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.graph import TensorLayout, leaves, map_leaves
 from border_cli.agents.params import BatchLoader, TensorBatch
-from border_cli.config.registry import AGENTS
 from border_cli.envs.gym_spaces import env_spec
-from tests.contract.test_every_agent import OneBatchBuffer, batch, config_of, spec_of
+from tests.learners import SIZE, OneBatchBuffer, batch_of, config_of, make_learner, spec_of
 
 
 def job(agent: str, **settings: Any) -> CompileJob:
-    buffer: Any = OneBatchBuffer(batch(agent, 0))
-    layout = map_leaves(TensorLayout.of, BatchLoader(16, torch.device("cpu")).next(buffer))
-    config = config_of(agent)
-    for name, value in settings.items():
-        setattr(config, name, value)
-    assert isinstance(config, NetworkConfig)
-    return CompileJob(config, [], spec_of(agent), layout)
+    buffer: Any = OneBatchBuffer(batch_of(agent, 0))
+    layout = map_leaves(TensorLayout.of, BatchLoader(SIZE, torch.device("cpu")).next(buffer))
+    return CompileJob(config_of(agent, **settings), [], spec_of(agent), layout)
 
 
-def learner(agent: str) -> tuple[Algorithm, TensorBatch]:
-    one = job(agent)
-    return AGENTS[agent].load().make_agent(one.config, one.spec, 0).algorithm, one.example_batch()
+def vector_learner(agent: str) -> tuple[Algorithm, TensorBatch]:
+    return make_learner(agent, seed=0).algorithm, job(agent).example_batch()
 
 
 def image_learner() -> tuple[Algorithm, TensorBatch]:
@@ -45,24 +38,24 @@ def image_learner() -> tuple[Algorithm, TensorBatch]:
     spec = env_spec(spaces.Box(0, 255, (12, 12, 1), np.uint8), spaces.Discrete(2))
     obs = {"obs": torch.randint(256, (16, 12, 12, 1), dtype=torch.uint8)}
     ends = torch.arange(16) % 4 == 0
-    given = TensorBatch(obs, torch.arange(16) % 2, torch.ones(16), torch.full((16,), 0.9), ends, obs)
-    return make_agent(DqnConfig(hidden=[8], channels=[4], batch_size=16), spec, 0).algorithm, given
+    batch = TensorBatch(obs, torch.arange(16) % 2, torch.ones(16), torch.full((16,), 0.9), ends, obs)
+    return make_agent(DqnConfig(hidden=[8], channels=[4], batch_size=16), spec, 0).algorithm, batch
 
 
-def check_wrongly(
-    made: tuple[Algorithm, TensorBatch],
-    error: Callable[[TensorBatch, Tensor], object],
+def check_code(
+    algorithm: Algorithm,
+    example: TensorBatch,
     monkeypatch: pytest.MonkeyPatch,
+    error: Callable[[TensorBatch, Tensor], object] = lambda batch, lr_scale: None,
 ) -> None:
-    """Check code that computes the opt step of a changed batch and learning rate."""
-    algorithm, example = made
-    noise = algorithm.noise(16)
+    """Check code that computes the opt step of a batch and learning rate that `error` has changed."""
+    noise = algorithm.noise(SIZE)
     traced = graph.trace(algorithm, example, noise, 0)
     before = len(list(leaves(algorithm.state)))
 
     def run(arguments: list[Tensor]) -> list[Tensor]:
-        given = iter(arguments[before:])
-        changed = map_leaves(lambda _: next(given).clone(), example)
+        rest = iter(arguments[before:])
+        changed = map_leaves(lambda _: next(rest).clone(), example)
         lr_scale = arguments[-2].clone()
         error(changed, lr_scale)
         end = before + len(list(leaves(example)))
@@ -86,16 +79,12 @@ def test_code_with_an_error_is_refused(error: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         RuntimeError, match=r"the compiled opt step with threads=1 differs from the eager one in online\."
     ):
-        check_wrongly(learner("dqn"), ERRORS[error], monkeypatch)
+        check_code(*vector_learner("dqn"), monkeypatch, ERRORS[error])
 
 
-@pytest.mark.parametrize("agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc"])
+@pytest.mark.parametrize("agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc", "convolutions"])
 def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_wrongly(learner(agent), lambda batch, lr_scale: None, monkeypatch)
-
-
-def test_code_of_convolutions_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_wrongly(image_learner(), lambda batch, lr_scale: None, monkeypatch)
+    check_code(*(image_learner() if agent == "convolutions" else vector_learner(agent)), monkeypatch)
 
 
 def test_a_graph_has_what_happens_below_autograd_and_the_tensors_of_others_as_constants() -> None:
@@ -107,9 +96,9 @@ def test_a_graph_has_what_happens_below_autograd_and_the_tensors_of_others_as_co
         (gradient,) = torch.autograd.grad((free * c).square(), free)
         y.add_(1.0)
     recorded = recorder.finish([gradient])
-    given = torch.tensor(10.0)
-    (found,) = recorded(torch.tensor(1.0), given)
-    assert (found.item(), given.item()) == (18.0, 11.0)
+    other_y = torch.tensor(10.0)
+    (result,) = recorded(torch.tensor(1.0), other_y)
+    assert (result.item(), other_y.item()) == (18.0, 11.0)
 
 
 @pytest.mark.parametrize("settings", [{"gamma": 0.9}, {"reward_clip": 1.0}, {"lr": 0.5}])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +16,15 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.nets import Linear, in_float32
 from border_cli.agents.params import FlatParams
 from border_cli.config.registry import AGENTS
-from border_cli.config.resolve import Change, check_changes
-from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.run import preflight
 from border_cli.runtime import machine
-from tests.contract.test_every_agent import config_of, learn, rows, spec_of
+from tests.learners import learn, make_learner, observations
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 _MOVES = {
-    "_to_copy",
-    "t",
-    "transpose",
-    "view",
-    "_unsafe_view",
-    "expand",
-    "detach",
-    "slice",
-    "alias",
-    "squeeze",
-    "unsqueeze",
+    *("_to_copy", "_unsafe_view", "alias", "detach", "expand", "slice"),
+    *("squeeze", "t", "transpose", "unsqueeze", "view"),
 }
 _LAYERS = {"relu", "threshold_backward", "mul", "add", "sum"}
 """mul: IQN multiplies features by embedded levels · add, sum: gradients of what is used more than once."""
@@ -57,41 +44,36 @@ class Bfloat16Operations(TorchDispatchMode):
         return result
 
 
-def learner(agent: str, precision: str) -> NetworkAgent:
-    config = replace(config_of(agent), precision=precision)
-    made: NetworkAgent = AGENTS[agent].load().make_agent(config, spec_of(agent), 3)
-    return made
-
-
 @pytest.mark.parametrize("agent", AGENTS)
 def test_only_matrix_products_and_layers_are_lowered(agent: str) -> None:
     operations = Bfloat16Operations()
     with operations:
-        learn(agent, learner(agent, "bfloat16"), range(2))
+        learn(agent, make_learner(agent, precision="bfloat16"), range(2))
     assert operations.names & _PRODUCTS
     assert operations.names <= _PRODUCTS | _MOVES | _LAYERS
 
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_opt_step_is_that_of_float32_up_to_rounding(agent: str) -> None:
-    full, lowered = learner(agent, "float32"), learner(agent, "bfloat16")
-    obs = rows(np.random.default_rng(0))
-    for one in (full, lowered):
-        one.eval()
-    before = full.sample(obs, 10**6)
-    assert np.array_equal(before, lowered.sample(obs, 10**6)), "acting is in float32"
-    for one in (full, lowered):
-        learn(agent, one, range(5))
-    differs = False
+    full, lowered = (make_learner(agent, precision=precision) for precision in ("float32", "bfloat16"))
+    for learner in (full, lowered):
+        learner.eval()
+    assert_acts_alike(full, lowered)
+    for learner in (full, lowered):
+        learn(agent, learner, range(5))
+    arrays = lowered.state().arrays
     for name, array in full.state().arrays.items():
-        other = lowered.state().arrays[name]
-        assert other.dtype == array.dtype
-        error = np.linalg.norm(array - other)
+        assert arrays[name].dtype == array.dtype
+        error = np.linalg.norm(array - arrays[name])
         assert error <= 0.15 * np.linalg.norm(array) + 1e-5, name
-        differs |= error > 0
-    assert differs
+    assert any((array != arrays[name]).any() for name, array in full.state().arrays.items())
     lowered.sync_model(full.model_info())
-    assert np.array_equal(full.sample(obs, 10**6), lowered.sample(obs, 10**6))
+    assert_acts_alike(full, lowered)
+
+
+def assert_acts_alike(full: NetworkAgent, lowered: NetworkAgent) -> None:
+    obs = observations(0)
+    assert np.array_equal(full.sample(obs, 10**6), lowered.sample(obs, 10**6)), "acting is in float32"
 
 
 def test_a_bound_network_returns_float32_gradients() -> None:
@@ -123,32 +105,21 @@ def test_the_instructions_of_the_cpu(tmp_path: Path, text: str, expected: bool) 
     assert machine.has_bfloat16(tmp_path / "elsewhere") is False
 
 
-def devices(monkeypatch: pytest.MonkeyPatch, cpu: bool, cuda: bool) -> Iterator[tuple[str, bool]]:
-    monkeypatch.setattr(machine, "has_bfloat16", lambda: cpu)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: cuda)
-    yield from (("cpu", cpu), ("cuda:0", cuda), ("mps", False))
-
-
 @pytest.mark.parametrize("supported", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda:0", "mps"])
 def test_it_is_refused_where_the_device_has_no_instructions_for_it(
-    monkeypatch: pytest.MonkeyPatch, supported: bool
+    monkeypatch: pytest.MonkeyPatch, supported: bool, device: str
 ) -> None:
-    for device, allowed in devices(monkeypatch, cpu=supported, cuda=supported):
-        preflight._check_precision("float32", device)
-        if allowed:
-            preflight._check_precision("bfloat16", device)
-            continue
-        with pytest.raises(UsageError, match=f"device={device} has no instructions") as raised:
-            preflight._check_precision("bfloat16", device)
-        if device == "cpu":
-            assert re.search(r"on this machine: \d+\.\d\d of the speed of float32", str(raised.value))
-        # a run that is resumed keeps its precision
-        assert "allowed here: agent.precision=float32 in a new run, which init_from=<run>" in str(
-            raised.value
-        )
-
-
-def test_it_cannot_change_within_a_run() -> None:
-    with pytest.raises(UsageError, match=r"cannot change within a run: agent\.precision"):
-        check_changes(TrainConfig(), [Change("agent.precision", "float32", "bfloat16")])
+    monkeypatch.setattr(machine, "has_bfloat16", lambda: supported)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    preflight._check_precision("float32", device)
+    if supported and device != "mps":
+        preflight._check_precision("bfloat16", device)
+        return
+    with pytest.raises(UsageError, match=f"device={device} has no instructions") as raised:
+        preflight._check_precision("bfloat16", device)
+    if device == "cpu":
+        assert re.search(r"on this machine: \d+\.\d\d of the speed of float32", str(raised.value))
+    # a run that is resumed keeps its precision
+    assert "allowed here: agent.precision=float32 in a new run, which init_from=<run>" in str(raised.value)
