@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import border_cli
 from border_cli.config import budget, presets, resources, throughput
 from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
@@ -131,7 +131,7 @@ def banner(
     rows_of = format.counted(config.buffer.capacity, "row")
     processes, threads = resources.processes(config), resources.compute_threads(config)
     lines = [
-        ("", f"border-cli {border_cli.__version__}: {_what(config)}"),
+        ("", f"border-cli {version('border-cli')}: {_what(config)}"),
         ("preset", preset),
         ("resumed", resumed),
         ("budget", _budget(config)),

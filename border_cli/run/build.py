@@ -48,8 +48,7 @@ from border_cli.run.factories import (
     run_columns,
 )
 from border_cli.run.initial_weights import load_weights
-from border_cli.run.resume import Resumed
-from border_cli.run.summary import RunFiles
+from border_cli.run.summary import Resumed, RunFiles
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s
 from border_cli.runtime.signals import StopFlag

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,41 +29,12 @@ from border_cli.core.errors import (
     first_line,
 )
 from border_cli.core.spaces import EnvSpec
-from border_cli.core.state import RunState
 from border_cli.run.directory import CONFIG_FILE, locked, read_config
-from border_cli.run.summary import read_summary
+from border_cli.run.summary import Resumed, read_summary
 from border_cli.run.trust import check_plain
 from border_cli.training.best_model import Candidate
 
 DONE = "done"
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """What a run continues from.
-
-    Attributes:
-        path: the checkpoint; None where there is none yet, and the run starts over in the same directory.
-        state: the state in it.
-        opt_steps, env_steps: counts then.
-        seconds: duration of the run until then, as far as it is known.
-        changes: of the configuration.
-        exact: whether a reproducible run gives the bits of an uninterrupted one.
-        best: the model of best/, which may be newer than the checkpoint; None for a reproducible run.
-    """
-
-    path: Path | None = None
-    state: RunState | None = None
-    opt_steps: int = 0
-    env_steps: int = 0
-    seconds: float = 0.0
-    changes: tuple[Change, ...] = ()
-    exact: bool = True
-    best: Candidate | None = None
-
-    def position(self, recorder: str) -> int:
-        """Lines that a recorder's file had at the checkpoint."""
-        return 0 if self.state is None else int(self.state.loop["records"].get(recorder, 0))
 
 
 def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -> Resumed:

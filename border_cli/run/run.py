@@ -27,8 +27,8 @@ from border_cli.display.output import output
 from border_cli.display.text import banner, named_line, print_end_tables, print_lines, title
 from border_cli.run import build, factories
 from border_cli.run.directory import Launch, log_to, shown, typed
-from border_cli.run.resume import Resumed, describe, unfit
-from border_cli.run.summary import RunFiles
+from border_cli.run.resume import describe, unfit
+from border_cli.run.summary import Resumed, RunFiles
 from border_cli.runtime import machine, seeding
 from border_cli.runtime.child import OUTPUT_FILE, output_to
 from border_cli.runtime.files import run_all

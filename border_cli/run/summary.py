@@ -11,35 +11,34 @@ import subprocess
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import border_cli
 from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
 from border_cli.config import resources
 from border_cli.config.convert import to_plain
-from border_cli.config.resolve import is_reproducible
+from border_cli.config.resolve import Change, is_reproducible
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, add_note
 from border_cli.core.format import number
 from border_cli.core.progress import RunResult
-from border_cli.core.state import MAX_JSON_BYTES, from_json, to_json
+from border_cli.core.state import MAX_JSON_BYTES, RunState, from_json, to_json
 from border_cli.core.types import Evaluation
 from border_cli.display.views import advice
 from border_cli.run.directory import REPORTED, Launch, typed, write_config
 from border_cli.runtime.files import open_plain, replace_file
 from border_cli.runtime.signals import StopFlag
+from border_cli.training.best_model import Candidate
 
 if TYPE_CHECKING:
-    from border_cli.run.resume import Resumed
     from border_cli.training.loop import TrainingLoop
 
 SUMMARY_FILE, PROVENANCE_FILE, CRASH_FILE = "summary.json", "provenance.json", "crash.json"
-_PACKAGES = ("torch", "numpy", "gymnasium", "hydra-core", "safetensors")
+_PACKAGES = ("border-cli", "torch", "numpy", "gymnasium", "hydra-core", "safetensors")
 _STATUS = {
     **dict.fromkeys(("max_opts", "max_env_steps", "max_time", "stop_return"), "done"),
     **{"sigint": "stopped", "sigterm": "stopped", "error": "failed"},
@@ -124,8 +123,8 @@ def launch_words(run_dir: Path) -> list[str]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, border-cli and the packages that matter."""
-    programs = {"python": platform.python_version(), "border_cli": border_cli.__version__}
-    return programs | {package.removesuffix("-core"): metadata.version(package) for package in _PACKAGES}
+    packages = {name.removesuffix("-core").replace("-", "_"): metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version()} | packages
 
 
 def _git(*words: str) -> str | None:
@@ -139,6 +138,34 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return answer.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run continues from.
+
+    Attributes:
+        path: the checkpoint; None where there is none yet, and the run starts over in the same directory.
+        state: the state in it.
+        opt_steps, env_steps: counts then.
+        seconds: duration of the run until then, as far as it is known.
+        changes: of the configuration.
+        exact: whether a reproducible run gives the bits of an uninterrupted one.
+        best: the model of best/, which may be newer than the checkpoint; None for a reproducible run.
+    """
+
+    path: Path | None = None
+    state: RunState | None = None
+    opt_steps: int = 0
+    env_steps: int = 0
+    seconds: float = 0.0
+    changes: tuple[Change, ...] = ()
+    exact: bool = True
+    best: Candidate | None = None
+
+    def position(self, recorder: str) -> int:
+        """Lines that a recorder's file had at the checkpoint."""
+        return 0 if self.state is None else int(self.state.loop["records"].get(recorder, 0))
 
 
 class RunFiles:

@@ -8,51 +8,38 @@ from typing import Any
 
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.metrics import METRICS
-from border_cli.core.progress import View
 from border_cli.core.protocols import (
     Agent,
-    Evaluator,
     ExperienceSource,
     Recorder,
     ReplayBuffer,
-    StopCheck,
 )
 from border_cli.core.state import RunState, State, check_like, number
-from border_cli.training.best_model import Candidate, EvalSeeds
-from border_cli.training.checkpointer import CheckpointManager
-from border_cli.training.evaluation import EvalManager
+from border_cli.training.best_model import Candidate
+from border_cli.training.evaluation import EvalManager, EvaluationParts
 from border_cli.training.films import Films
 from border_cli.training.ratio_limiter import RatioLimiter
-from border_cli.training.telemetry import Telemetry
 
 STAGES = ("publish", "evaluate", "film", "record", "save")
 """What the loop does at intervals of opt steps, in this order."""
 
 
-@dataclass
-class Components:
+@dataclass(kw_only=True)
+class Components(EvaluationParts):
     """Everything that a training loop joins.
 
-    save_request: whether a checkpoint was requested (SIGUSR1) since the last call · confirm_best: compare the best models
-    on fresh episodes when the run ends · pretrained: the weights come from another run.
+    save_request: whether a checkpoint was requested (SIGUSR1) since the last call · pretrained: the weights come from
+    another run.
     """
 
     agent: Agent
     buffer: ReplayBuffer
     source: ExperienceSource
     limiter: RatioLimiter
-    evaluator: Evaluator
-    eval_seeds: EvalSeeds
-    recorder: Recorder
     lossy_recorders: Sequence[Recorder]
-    checkpoints: CheckpointManager
-    view: View
-    telemetry: Telemetry
-    should_stop: StopCheck
     batch_size: int
     save_request: Callable[[], bool] = lambda: False
     films: Films | None = None
-    confirm_best: bool = True
     pretrained: bool = False
 
 

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from border_cli.config.schema import TrainerConfig
 from border_cli.core import format
 from border_cli.core.errors import OutOfTime
 from border_cli.core.metrics import Record
+from border_cli.core.progress import View
+from border_cli.core.protocols import Evaluator, Recorder, StopCheck
 from border_cli.core.spaces import Array
 from border_cli.core.state import State, check_like, section_arrays
 from border_cli.core.state import joined as joined_states
@@ -24,21 +25,35 @@ from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime.clock import Backoff
 from border_cli.training.best_model import (
     Candidate,
+    EvalSeeds,
     choose,
     fresh_rounds,
     joined,
     least_mean,
     with_candidate,
 )
-
-if TYPE_CHECKING:
-    from border_cli.training.components import Components
+from border_cli.training.checkpointer import CheckpointManager
+from border_cli.training.telemetry import Telemetry
 
 _MAX_JOBS = 2
 """One job runs and one waits."""
 _EXTRA_TIME, _LEAST_EXTRA_S = 0.1, 10.0
 """What the evaluations after the training may take beyond max_time: a share of it, and at least so many seconds."""
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class EvaluationParts:
+    """What evaluations need of a run. confirm_best: compare the best models on fresh episodes when the run ends."""
+
+    evaluator: Evaluator
+    eval_seeds: EvalSeeds
+    recorder: Recorder
+    checkpoints: CheckpointManager
+    view: View
+    telemetry: Telemetry
+    should_stop: StopCheck
+    confirm_best: bool = True
 
 
 @dataclass
@@ -73,7 +88,7 @@ class EvalManager:
     """
 
     def __init__(
-        self, config: TrainerConfig, parts: Components, tick: Callable[[], None], reproducible: bool
+        self, config: TrainerConfig, parts: EvaluationParts, tick: Callable[[], None], reproducible: bool
     ) -> None:
         self._config = config
         self._parts = parts

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.clock import Deadline
 from border_cli.training.evaluators import EpisodeRunner
-
-if TYPE_CHECKING:
-    from border_cli.envs.group import GymEnv
 
 END_S = 60.0
 """How long the end of a run waits for a film that is being made [s]."""
@@ -106,7 +103,7 @@ class Films:
 
 
 def film_episode(
-    env: GymEnv,
+    env: Any,
     policy: ActingPolicy,
     opt_steps: int,
     seed: int,
@@ -114,7 +111,9 @@ def film_episode(
     max_episode_steps: int,
     should_stop: StopCheck = lambda: False,
 ) -> Evaluation | None:
-    """Film one episode in the first environment, which renders `rgb_array`: a frame before each env step, and the last.
+    """Film one episode: a frame before each env step, and the last.
+
+    env: an `envs.group.GymEnv` that renders `rgb_array`; its first environment is filmed.
 
     Returns the episode, None if asked to stop meanwhile; then there is no file.
     Raises UsageError where the environment cannot draw, ResourceError where the file cannot be written.
@@ -176,7 +175,7 @@ def import_av() -> Any:
     return av
 
 
-def _drawn(env: GymEnv) -> Array:
+def _drawn(env: Any) -> Array:
     """The environment as a picture (height, width, 3) uint8. Raises UsageError where it cannot draw one."""
     try:
         frame = np.asarray(env.render())

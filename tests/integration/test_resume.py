@@ -23,7 +23,8 @@ from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.spaces import ActionSpec
 from border_cli.core.types import Evaluation
 from border_cli.run.directory import locked, write_config
-from border_cli.run.resume import Resumed, check_spec
+from border_cli.run.resume import check_spec
+from border_cli.run.summary import Resumed
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
 from tests.real_runs import Run, tiny
 from tests.trained import read_checkpoint, save_best
