@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
+from border_cli.config.schema import AgentConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import RunResult
 from border_cli.core.protocols import Evaluator, Recorder, StepProcessor
@@ -38,7 +38,6 @@ def train_async(
     recorder: Recorder | None = None,
     evaluator: Evaluator | None = None,
     step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
-    evaluation_env: EnvConfig | None = None,
     actor_agents: Sequence[AgentConfig] = (),
 ) -> RunResult:
     """Train with asynchronous actors in a new run directory.
@@ -52,7 +51,6 @@ def train_async(
         recorder: gets every record beside the files, such as a `border_cli.BufferedRecorder`.
         evaluator: evaluates models in place of the configured evaluator; the run stores `evaluator.type=inline`.
         step_processor: (spec, n_envs, config) -> StepProcessor, a function that can be imported by name.
-        evaluation_env: the environment of evaluations, where it is not that of training.
         actor_agents: the agent's configuration of each actor, such as other exploration; all of the same class.
 
     Returns:
@@ -61,7 +59,7 @@ def train_async(
     Raises:
         BorderError: the run failed. Interrupted: it was asked to stop.
     """
-    user = UserParts(recorder, evaluator, step_processor, evaluation_env, tuple(actor_agents))
+    user = UserParts(recorder, evaluator, step_processor, tuple(actor_agents))
     with StopFlag() as stop:
         return _train(_composed(config), Path(run_dir), user, stop)
 
@@ -73,12 +71,11 @@ def train(
     recorder: Recorder | None = None,
     evaluator: Evaluator | None = None,
     step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
-    evaluation_env: EnvConfig | None = None,
 ) -> RunResult:
     """Train in this thread, with `trainer.type=sync`. Arguments, result and errors are those of `train_async`."""
     config = _composed(config, "trainer=sync")
     config = replace(config, trainer=replace(config.trainer, type="sync"))
-    user = UserParts(recorder, evaluator, step_processor, evaluation_env)
+    user = UserParts(recorder, evaluator, step_processor)
     with StopFlag() as stop:
         return _train(config, Path(run_dir), user, stop)
 
@@ -91,40 +88,18 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts, stop: StopFlag) 
     from border_cli.config.convert import to_config, to_plain
     from border_cli.config.validate import validate
     from border_cli.run import directory, run
-    from border_cli.run.preflight import preflight, probe_env
+    from border_cli.run.preflight import preflight
 
     config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
     validate(config)
-    if config.plan:
-        raise UsageError(
-            "plan=true shows a plan, and this function trains", allowed="border-train … plan=true"
-        )
     if user.actor_agents and len(user.actor_agents) != config.n_actors:
         raise UsageError(
             f"actor_agents has {len(user.actor_agents)} configurations for n_actors={config.n_actors or 'auto'}",
             allowed="one for each actor",
         )
-    if wrong := [agent for agent in user.actor_agents if type(agent) is not type(config.agent)]:
-        raise UsageError(
-            f"actor_agents has a {type(wrong[0]).__name__}, and the run has a {type(config.agent).__name__}"
-        )
-    if user.evaluator is not None and user.evaluation_env is not None:
-        raise UsageError(
-            "evaluator and evaluation_env: an evaluator of your own has its own environment",
-            allowed="one of them",
-        )
     if user.evaluator is not None:  # it is called in this thread, and there is no process for it
         config = replace(config, evaluator=replace(config.evaluator, type="inline"))
     config, spec, decided = preflight(config, stop, run_dir)
-    if (env := user.evaluation_env) is not None:
-        if env.categories is None:  # those that its own first env steps show might be others
-            env = replace(env, categories=config.env.categories)
-        probed = probe_env(replace(config, env=env), stop)
-        if probed.spec != spec:
-            raise UsageError(
-                f"evaluation_env: its spaces are not those of the training: {probed.spec.difference(spec)}"
-            )
-        user = replace(user, evaluation_env=replace(env, action_mask=probed.action_mask))
     with directory.exclusive(run_dir) as path:
         directory.write_config(path, config)
         launch = directory.Launch([], command="train" if config.trainer.type == "sync" else "train_async")

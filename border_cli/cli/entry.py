@@ -44,7 +44,7 @@ def bench() -> int:
 def _run(module: str, begin: Callable[[], None] = lambda: None) -> int:
     name = "main"
     if [arg[:6] for arg in sys.argv[1:]] == ["-sc", "query="] and module.endswith(("train", "bench")):
-        module, name = "border_cli.cli.complete", "answer"  # which imports little
+        module, name = "border_cli.cli.help", "answer"  # which imports little
     # A run has handlers of its own; these are for the time before and after. Process 1 of a container has no default
     # action. A parent process may have had SIGINT ignored: that stays.
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.errors import OverrideParseException
 
 from border_cli.cli.command import read_page, show
-from border_cli.cli.complete import complete
+from border_cli.cli.help import complete
 from border_cli.config.convert import (
     all_keys,
     known_fields,

@@ -78,11 +78,13 @@ class _Translation:
         rest = list(argv)
         while rest:
             self._translate(rest)
-        has_agent = any(word.startswith("agent=") for word in self.words)
-        env = next((word.removeprefix("env=") for word in self.words if word.startswith("env=")), "cartpole")
-        tuned = presets.tuned_for().get(env, ["dqn"]) if self.foreign and not has_agent else ["dqn"]
-        if "dqn" not in tuned:
-            self.words.insert(0, f"agent={tuned[0]}")
+        if self.foreign:
+            ours = dict(word.split("=", 1) for word in self.words if "=" in word)
+            tuned = presets.tuned_for().get(ours.get("env", ""), ["dqn"])
+            fitting = "agent=dqn" if "dqn" in tuned else f"agent={tuned[0]}"
+            if "agent" not in ours and fitting != "agent=dqn":
+                self.words.insert(0, fitting)
+            self.words = [fitting if word == "agent=" else word for word in self.words]
 
     def _translate(self, rest: list[str]) -> None:
         """Take the first of the remaining words, with its value, and add what it means."""
@@ -173,12 +175,12 @@ class _Translation:
         return ["env=gym", f"env.id={name}"] if re.search(r"-v\d+$", name) else [f"env={name}"]
 
     def _algorithm(self, name: str) -> str:
-        """The agent of this name; for an algorithm that is not here DQN, or the name as it is."""
+        """The agent of this name, empty for an on-policy algorithm, and the name as it is for an unknown one."""
         if self._own_files or name in AGENTS:
             return name
         if _plain(name) in table()["on_policy"].split():
             self.left_out.append(f"{name} (on-policy: border-train has off-policy agents only)")
-            return "dqn"
+            return ""
         return _agent(name) or name
 
 

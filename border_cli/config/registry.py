@@ -155,16 +155,14 @@ def import_path(path: str, key: str = "") -> Any:
     label = f"{key}: " if key else ""
     try:
         imported = _import(module)
-    except ModuleNotFoundError as e:
-        if e.name is not None and (module == e.name or module.startswith(f"{e.name}.")):
+    except BorderError:
+        raise
+    except Exception as e:
+        if isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}."):
             raise UsageError(
                 f"{label}there is no module {module!r}",
                 allowed="a module in the current folder, on PYTHONPATH, or installed",
             ) from e
-        raise BorderError(f"{label}{module} needs a module that is missing: {e.name}") from e
-    except BorderError:
-        raise
-    except Exception as e:
         raise BorderError(f"{label}{module} failed on import\n{type(e).__name__}: {e}") from e
     if not colon:
         return imported

@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from rich.console import Console
@@ -57,10 +57,9 @@ from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.components import Components
 from border_cli.training.evaluators import EvaluatorSpec, InlineEvaluator, ProcessEvaluator
 from border_cli.training.films import Films
-from border_cli.training.loop import TrainingLoop
+from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import LONGEST_EPISODE, Telemetry
-from border_cli.training.trainers import AsyncTrainer, LockstepTrainer, SyncTrainer
 
 _logger = logging.getLogger(__name__)
 
@@ -97,12 +96,6 @@ class RunSetup:
             asynchronous=t.type == "async",
         )
         object.__setattr__(self, "progress", progress)
-
-    @property
-    def evaluated(self) -> TrainConfig:
-        """The configuration with the environment of evaluations."""
-        env = self.user.evaluation_env
-        return self.config if env is None else replace(self.config, env=env)
 
     def should_stop(self) -> bool:
         """Whether to stop. Each wait at the start and at the end calls it, so that the view stays up to date."""
@@ -220,16 +213,16 @@ def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
 
 def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int]) -> Evaluator:
     """The configured evaluator, in this thread or in its own process. by_training: where episodes are cut by default."""
-    c, evaluated = setup.config, setup.evaluated
+    c = setup.config
     limit = None if is_reproducible(c) or c.evaluator.max_episode_steps is not None else by_training
     if (factory := plugin_factory("evaluator", c.evaluator.type)) is not None:
-        evaluator: Evaluator = factory(evaluated, setup.spec)
+        evaluator: Evaluator = factory(c, setup.spec)
         return evaluator
     if c.evaluator.type == "process":
-        parts, timeout_s = _evaluator_spec(evaluated), c.evaluator.heartbeat_timeout_s
+        parts, timeout_s = _evaluator_spec(c), c.evaluator.heartbeat_timeout_s
         return ProcessEvaluator(parts, agent.model_info(), timeout_s, c.evaluator.restarts, limit)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
-    return make_inline_evaluator(evaluated, setup.spec, setup.stop, setup.made, lazy, limit)
+    return make_inline_evaluator(c, setup.spec, setup.stop, setup.made, lazy, limit)
 
 
 def make_inline_evaluator(
@@ -292,7 +285,7 @@ def _make_films(setup: RunSetup, recorders: list[Recorder]) -> Films | None:
     interval = setup.config.evaluator.video_interval
     if interval is None:
         return None
-    filmed, folder = (setup.evaluated, setup.spec), setup.files.run_dir / "videos"
+    filmed, folder = (setup.config, setup.spec), setup.files.run_dir / "videos"
     films = Films(interval, folder, film_model, filmed, recorders, setup.should_stop)
     setup.closing.append(films.close)
     return films

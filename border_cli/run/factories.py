@@ -45,14 +45,12 @@ class UserParts:
 
     Attributes:
         step_processor: (spec, n_envs, config) -> StepProcessor, importable by name, because actors are processes.
-        evaluation_env: the environment of evaluations, where it is not that of training.
         actor_agents: the agent's configuration of each actor, such as another exploration; empty for the common one.
     """
 
     recorder: Recorder | None = None
     evaluator: Evaluator | None = None
     step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None
-    evaluation_env: EnvConfig | None = None
     actor_agents: Sequence[AgentConfig] = ()
 
 

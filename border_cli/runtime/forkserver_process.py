@@ -174,7 +174,20 @@ class _Server:
             for descriptor in (*unused, *watched, self._wakeup[1]):
                 os.close(descriptor)
             self._selector.close()
-            code = _run(setup, content, descriptors, printed, self._pid)
+            for stream in (1, 2):
+                os.dup2(printed, stream)
+            os.close(printed)
+            sys.stdout, sys.stderr = (
+                open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+                for fd in (1, 2)
+            )
+            pipe, *others = descriptors
+            if setup.trains:
+                forkserver.become_client(others.pop(0))
+            code = worker.run(setup, content, pipe, others, self._pid)
+            for file in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    file.flush()
         finally:
             os._exit(code)
 
@@ -290,19 +303,3 @@ def _import(modules: Sequence[str]) -> None:
 
 def _read(block: int) -> Any:
     return reduction.ForkingPickler.loads(os.pread(block, os.fstat(block).st_size, 0))
-
-
-def _run(setup: Setup, content: bytes, descriptors: Sequence[int], printed: int, parent_pid: int) -> int:
-    """Run a child whose output goes to this descriptor. Returns the exit code."""
-    for stream in (1, 2):
-        os.dup2(printed, stream)
-    os.close(printed)
-    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))  # noqa: SIM115
-    pipe, *others = descriptors
-    if setup.trains:
-        forkserver.become_client(others.pop(0))
-    code = worker.run(setup, content, pipe, others, parent_pid)
-    for file in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            file.flush()
-    return code

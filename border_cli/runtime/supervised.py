@@ -132,7 +132,9 @@ class SupervisedProcess(ABC):
         self._monitor = HeartbeatMonitor()
         self._child: Child | None = None
         self._failed: Failed | None = None
-        self._failed_at: tuple[Any, ...] = ()  # where the last process failed
+        self._failed_at: tuple[
+            Any, ...
+        ] = ()  # exception and step of the episode in which the last process failed
         self._killed = False
         self._cause: ActorLostError | None = None
         self._due = Deadline(0.0)
@@ -282,7 +284,10 @@ class SupervisedProcess(ABC):
         self.losses += 1
         if failed is not None and failed.incompatible:
             raise IncompatibleStateError(failed.error)
-        before, self._failed_at = self._failed_at, () if failed is None else _place_of_failure(failed)
+        before, self._failed_at = self._failed_at, ()
+        if failed is not None and failed.context.get("phase") == "step":
+            raised = failed.traceback.rpartition('  File "')[2].partition("\n")[0]
+            self._failed_at = raised, *(failed.context[name] for name in ("env", "episode", "step"))
         repeated = bool(before) and before == self._failed_at
         number = None if repeated else self._budget.spend()
         if number is None:
@@ -292,12 +297,3 @@ class SupervisedProcess(ABC):
         self.condition = Condition.BACKING_OFF
         self._due = Deadline(delay_s)
         return Loss(cause, number, delay_s)
-
-
-def _place_of_failure(failed: Failed) -> tuple[Any, ...]:
-    """The exception and the step of the episode in which it was raised; empty if it was not raised by a step."""
-    where = failed.context
-    if where.get("phase") != "step":
-        return ()
-    raised = failed.traceback.rpartition('  File "')[2].partition("\n")[0]
-    return raised, where["env"], where["episode"], where["step"]

@@ -49,17 +49,20 @@ class Layout:
 class SharedBlock:
     """`size` bytes of zeros, shared with every child they are passed to as an argument of its process.
 
+    passed: in the child, the descriptor of its parent's block.
     Raises ResourceError when the memory or a descriptor cannot be had.
     """
 
-    def __init__(self, size: int, purpose: str) -> None:
+    def __init__(self, size: int, purpose: str, passed: Any = None) -> None:
         self.size = max(size, CACHE_LINE)
         self._fd = -1
         try:
-            self._fd = _allocate(self.size)
+            self._fd = _allocate(self.size) if passed is None else passed.detach()
             self._map = mmap.mmap(self._fd, self.size)
         except OSError as error:
             raise resource_error(error, purpose, self.size) from error
+        if passed is not None:
+            self.close()
 
     def fileno(self) -> int:
         """Its descriptor."""
@@ -83,27 +86,23 @@ class SharedBlock:
 
     def __reduce__(self) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
         context.assert_spawning(self)
-        return _attach, (reduction.DupFd(self._fd), self.size)
-
-
-def _attach(handle: Any, size: int) -> SharedBlock:
-    """The block of the parent, in the child."""
-    block = SharedBlock.__new__(SharedBlock)
-    block.size, block._fd = size, handle.detach()
-    block._map = mmap.mmap(block._fd, size)
-    block.close()
-    return block
+        return SharedBlock, (self.size, "what its parent shares with it", reduction.DupFd(self._fd))
 
 
 class SharedEvent:
     """What a child sleeps on until its parent sets it: an eventfd, where there are none a pipe. Passed like a block.
 
     If it is set before the child waits, the child does not sleep. Raises ResourceError.
+    passed: in the child, the descriptor that its parent sets.
     """
 
-    def __init__(self, fds: Sequence[int] = ()) -> None:
+    def __init__(self, passed: Any = None) -> None:
+        self._fds: tuple[int, ...] = ()
         try:
-            self._fds = fds or ((os.eventfd(0),) if hasattr(os, "eventfd") else os.pipe())
+            if passed is not None:
+                self._fds = (passed.detach(),)
+            else:
+                self._fds = (os.eventfd(0),) if hasattr(os, "eventfd") else os.pipe()
         except OSError as error:
             raise resource_error(error, "the wake-up of an actor") from error
         os.set_blocking(self._fds[-1], False)  # a child that never reads does not block its parent
@@ -133,12 +132,7 @@ class SharedEvent:
 
     def __reduce__(self) -> tuple[Callable[..., SharedEvent], tuple[Any, ...]]:
         context.assert_spawning(self)
-        return _attach_event, (reduction.DupFd(self._fds[0]),)
-
-
-def _attach_event(handle: Any) -> SharedEvent:
-    """The event of the parent, in the child."""
-    return SharedEvent((handle.detach(),))
+        return SharedEvent, (reduction.DupFd(self._fds[0]),)
 
 
 def _allocate(size: int) -> int:

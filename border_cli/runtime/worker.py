@@ -234,7 +234,11 @@ def _enter(setup: Setup, parent_pid: int) -> None:
     os.environ.clear()
     os.environ.update(setup.environment)
     if not setup.trains:
-        _lower_priority(setup.nice)
+        os.nice(setup.nice)
+        # Volunteer for the kernel's OOM killer, so that it spares the client: where the system is Linux and allows it.
+        path = Path("/proc/self/oom_score_adj")
+        with contextlib.suppress(OSError):
+            path.write_text(str(min(_OOM_MAX, int(path.read_text()) + _OOM_MORE)))
     keep_freed_memory()
     gc.enable()
 
@@ -261,12 +265,3 @@ def one_torch_thread() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-
-
-def _lower_priority(nice: int) -> None:
-    """Make this process one that the client outlives and outruns."""
-    os.nice(nice)
-    # Volunteer for the kernel's OOM killer, so that it spares the client: where the system is Linux and allows it.
-    path = Path("/proc/self/oom_score_adj")
-    with contextlib.suppress(OSError):
-        path.write_text(str(min(_OOM_MAX, int(path.read_text()) + _OOM_MORE)))

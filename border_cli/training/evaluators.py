@@ -29,8 +29,6 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _RESTART_DELAY_S = 1.0
 _POLL_INTERVAL_S = 0.05
-_NO_END_S = 60.0
-"""If no episode of an evaluation has ended after this time, a warning says how to limit episodes [s]."""
 _logger = logging.getLogger(__name__)
 
 
@@ -53,7 +51,7 @@ class EpisodeRunner:
         self.max_episode_steps = max_episode_steps
         self._should_stop = should_stop
         self._info_keys = info_keys
-        self._warned = set[str]()
+        self._has_warned = False
         self.ended = 0
         self._lengths: list[int] = []
         self._running: dict[int, int] = {}  # environment → its episode
@@ -82,7 +80,7 @@ class EpisodeRunner:
         returns, lengths, cut = [0.0] * len(seeds), [0] * len(seeds), 0
         self.ended, self._lengths, self._running = 0, lengths, {}
         infos: list[list[float]] = []  # of each episode that has ended
-        running, no_end = self._running, Deadline(_NO_END_S)
+        running = self._running
 
         def start_next(env_ix: int) -> None:
             self.ended += running.pop(env_ix, None) is not None
@@ -100,7 +98,6 @@ class EpisodeRunner:
                 if self._should_stop():
                     return None
                 tick()
-                self._mention(no_end)
                 env_ixs = sorted(running)
                 step = env.step(env_ixs, policy.sample(env.observe(env_ixs), env_ix=env_ixs))
                 infos += [] if step.infos is None else step.infos[step.over].tolist()
@@ -118,9 +115,12 @@ class EpisodeRunner:
                         start_next(env_ix)
         finally:
             policy.train()
-        if cut == len(seeds):
-            self._warn_once(
-                f"all {cut} episodes of an evaluation were cut at {self.max_episode_steps:,} env steps: none has ended"
+        if cut == len(seeds) and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "all %d episodes of an evaluation were cut at %s env steps: none has ended",
+                cut,
+                f"{self.max_episode_steps:,}",
             )
         return Evaluation(opt_steps, tuple(returns), tuple(lengths), self._means(infos))
 
@@ -130,17 +130,6 @@ class EpisodeRunner:
             key: [row[i] for row in infos if not math.isnan(row[i])] for i, key in enumerate(self._info_keys)
         }
         return {key: fmean(column) for key, column in numbers.items() if column}
-
-    def _mention(self, no_end: Deadline) -> None:
-        if not self.ended and no_end.passed:
-            after = f"no evaluation episode has ended after {_NO_END_S:g} s"
-            limit = f"each is cut at {self.max_episode_steps:,} env steps"
-            self._warn_once(f"{after}, and {limit}: env.max_episode_steps=<n> ends episodes, in training too")
-
-    def _warn_once(self, warning: str) -> None:
-        if warning not in self._warned:
-            self._warned.add(warning)
-            _logger.warning("%s", warning)
 
     def close(self) -> None:
         self.env.close()

@@ -5,7 +5,6 @@ It changes classes of the process that imports it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-import border_cli.recorders as base
 from border_cli.agents.agent import NetworkAgent
 from border_cli.checkpoints import store
 from tests.faults.trap import spring
@@ -69,24 +67,6 @@ def starve(opt_step: int) -> None:
             np.ones(2 * room, np.uint8)
 
     at_opt_steps(limit)
-
-
-def fill_disk(since: int, until: int) -> None:
-    """Fill the disk in the folder `disk` with a file between two opt steps."""
-    base.FIRST_RETRY_S = base.LAST_RETRY_S = 1e-3  # type: ignore[misc]
-    filling = Path("disk/filling")
-
-    def fill(number: int) -> None:
-        if number == since:
-            with filling.open("wb", buffering=0) as file:
-                for size in (1 << 20, 1 << 12, 1):
-                    with contextlib.suppress(OSError):
-                        while True:
-                            file.write(bytes(size))
-        if number == until:
-            filling.unlink()
-
-    at_opt_steps(fill)
 
 
 for word in os.environ.get("FAULTS", "").split():

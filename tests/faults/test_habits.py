@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from border_cli.cli import entry
 from border_cli.cli.train import main
 from border_cli.runtime.forkserver import pid_gone
 from border_cli.runtime.forkserver_process import MOST_OUTPUT
@@ -16,9 +19,10 @@ from tests.faults.amounts import sampled
 from tests.faults.commands import Command
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, in_folder, tiny
+from tests.warm import finished
 
 
-def words(folder: Path, habit: str, *args: str, opts: int = 300) -> list[str]:
+def words(folder: Path, habit: str, *args: str, opts: int = 60) -> list[str]:
     """The arguments of a run of CartPole with this habit, whose notes are in the folder `notes`."""
     notes = folder / "notes"
     notes.mkdir(parents=True, exist_ok=True)
@@ -31,7 +35,7 @@ def words(folder: Path, habit: str, *args: str, opts: int = 300) -> list[str]:
         "agent.compile=false",
         "n_actors=2",
         f"trainer.max_opts={opts}",
-        "trainer.eval_interval=100",
+        "trainer.eval_interval=20",
         "evaluator=process",
         "recorder.console=plain",
     )
@@ -41,23 +45,16 @@ def words(folder: Path, habit: str, *args: str, opts: int = 300) -> list[str]:
     return tiny(*given, *args)
 
 
-def run(folder: Path, habit: str, *args: str, opts: int = 300, before: tuple[str, ...] = ()) -> Command:
+def run(folder: Path, habit: str, *args: str, opts: int = 60, **named: Any) -> Command:
     """Start such a run as a command."""
     folder.mkdir(exist_ok=True)
-    return Command(folder, *words(folder, habit, *args, opts=opts), before=before)
+    return Command(folder, *words(folder, habit, *args, opts=opts), **named)
 
 
-def run_here(folder: Path, habit: str, *args: str, code: int = 0, opts: int = 300) -> Run:
+def run_here(folder: Path, habit: str, *args: str, code: int = 0) -> Run:
     """Train in this process, where the learner's own process has no part in what is tested."""
-    assert main(words(folder, habit, *args, opts=opts)) == code
+    assert main(words(folder, habit, *args)) == code
     return Run(Path("runs/latest").resolve())
-
-
-def assert_not_locked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last run of this folder can be resumed, or has nothing to do."""
-    with in_folder(folder):
-        main(["resume=runs/latest", "trust=true", "trainer.max_opts=1"])
-    assert "trained by another process" not in capsys.readouterr().err
 
 
 def notes(folder: Path, kind: str) -> dict[str, list[str]]:
@@ -66,36 +63,37 @@ def notes(folder: Path, kind: str) -> dict[str, list[str]]:
     return {path.name.removeprefix(f"{kind}-"): path.read_text().splitlines() for path in found}
 
 
-def assert_gone(folder: Path) -> None:
-    """Every process that an environment has noted has ended."""
+def left(folder: Path) -> list[int]:
+    """The processes that environments have noted and that have not ended."""
     pids = [int(pid) for lines in notes(folder, "pid").values() for pid in lines]
-    assert pids and [pid for pid in pids if not pid_gone(pid)] == []
+    assert pids
+    return [pid for pid in pids if not pid_gone(pid)]
 
 
 def test_j1_an_environment_of_an_actor_may_fork_workers_and_end_them(workplace: Path) -> None:
-    assert run_here(workplace, "forks", opts=60).counts[0] == 60
+    assert run_here(workplace, "forks").counts[0] == 60
 
 
 def test_j1_an_environment_of_the_learner_may_fork_workers_and_end_them(tmp_path: Path) -> None:
-    with run(tmp_path, "forks", "trainer=sync", opts=60) as command:
+    with run(tmp_path, "forks", "trainer=sync") as command:
         assert command.end() == 0
     assert command.run.counts[0] == 60
 
 
-def test_j1_a_forked_worker_that_stays_ends_with_its_actor_and_holds_no_lock(
-    tmp_path: Path, full_forkserver: None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("habit", "kill"), [("leaves_worker", os.kill), ("leaves_simulator", os.killpg)])
+def test_j1_j6_what_an_environment_leaves_behind_ends_with_a_killed_learner_and_holds_no_lock(
+    tmp_path: Path, full_forkserver: None, capsys: pytest.CaptureFixture[str], habit: str, kill: Any
 ) -> None:
-    """Also if the learner is killed."""
-    with run(tmp_path, "leaves_worker", "trainer.save_interval=50", opts=10**9) as command:
-        wait_until(lambda: {"actor-0", "actor-1"} <= notes(tmp_path, "pid").keys(), "both workers")
-        command.wait_for_log("checkpoint", times=0)
-        os.kill(command.pid, signal.SIGKILL)
+    with run(tmp_path, habit, opts=10**9) as command:
+        wait_until(
+            lambda: {"actor-0", "actor-1", "evaluator"} <= notes(tmp_path, "pid").keys(), "all of them"
+        )
+        kill(command.pid, signal.SIGKILL)
         assert command.end() == 128 + signal.SIGKILL
-    wait_until(
-        lambda: all(pid_gone(int(pid)) for pids in notes(tmp_path, "pid").values() for pid in pids),
-        "the workers",
-    )
-    assert_not_locked(tmp_path, capsys)
+    wait_until(lambda: not left(tmp_path), "their end")
+    with in_folder(tmp_path):
+        main(["resume=runs/latest", "trust=true", "trainer.max_opts=1"])
+    assert "trained by another process" not in capsys.readouterr().err
 
 
 def test_j1_a_forked_worker_of_the_learner_holds_no_lock(tmp_path: Path) -> None:
@@ -132,7 +130,7 @@ def test_j3_prints_do_not_end_a_run_whose_reader_stops_or_closes(tmp_path: Path,
             os.close(theirs)
             assert command.end() == 0
         reading.kill()
-    assert command.run.counts[0] == 300
+    assert command.run.counts[0] == 60
 
 
 SEVERAL = ("evaluator.n_envs=2", "actor_manager.envs_per_actor=2")
@@ -158,25 +156,14 @@ def test_j4_what_an_environment_of_the_learner_changes_does_not_reach_the_run(
 
 def test_j5_a_close_that_hangs_costs_its_deadline_and_nothing_else(workplace: Path) -> None:
     done = run_here(workplace, "never_closes", "actor_manager.stop_timeout_s=1")
-    assert done.counts[0] == 300
+    assert done.counts[0] == 60
     assert {actor["state"] for actor in done.summary["actors"]} == {"done"}
 
 
 def test_j6_simulators_end_with_the_run(workplace: Path) -> None:
     run_here(workplace, "leaves_simulator")
-    assert_gone(workplace)
+    assert left(workplace) == []
     assert {"trial", "actor-0", "actor-1", "evaluator"} <= notes(workplace, "pid").keys()
-
-
-def test_j6_simulators_end_after_a_sigkill_of_the_group(tmp_path: Path) -> None:
-    with run(tmp_path, "leaves_simulator", opts=10**9) as command:
-        wait_until(lambda: "evaluator" in notes(tmp_path, "pid"), "the simulators")
-        os.killpg(command.pid, signal.SIGKILL)
-        command.end()
-        wait_until(
-            lambda: all(pid_gone(int(pid)) for pids in notes(tmp_path, "pid").values() for pid in pids),
-            "them",
-        )
 
 
 def test_j7_j10_children_have_the_variables_and_cpus_of_the_learner_and_seeds_of_their_own(
@@ -199,18 +186,20 @@ def test_j7_j10_children_have_the_variables_and_cpus_of_the_learner_and_seeds_of
     assert len(set(drawn[0].values())) == len(drawn[0]) >= 4
 
 
-UNKNOWN_USER = ("unshare", "--user", "--map-user=54321")
+def train_without_a_home() -> int:
+    """Entry point of a user who has no home folder."""
+    del os.environ["HOME"], os.environ["XDG_CACHE_HOME"]
+    pwd.getpwuid = lambda _: {}["nobody"]  # type: ignore[assignment]
+    return entry.train()
 
 
-def test_j8_a_long_tmpdir_and_a_user_without_a_home(tmp_path: Path) -> None:
-    if subprocess.run([*UNKNOWN_USER, "true"], capture_output=True).returncode != 0:
-        pytest.skip("ROW J8 IS NOT SHOWN HERE: no user namespace (`unshare --user`)")
-    long = tmp_path / ("t" * 120)
+def test_j8_a_long_tmpdir_and_a_user_without_a_home(workplace: Path) -> None:
+    long = workplace / ("t" * 120)
     long.mkdir()
-    variables = ("env", "-u", "HOME", "-u", "XDG_CACHE_HOME", "-u", "XDG_STATE_HOME", f"TMPDIR={long}")
-    given = ("agent.compile=auto", "trainer.max_time=1000")
-    with run(tmp_path, "forks", *given, opts=60, before=(*variables, *UNKNOWN_USER)) as command:
-        assert command.end() == 0, command.errors
+    given = words(workplace, "forks", "agent.compile=auto", "trainer.max_time=1000")
+    homeless = "tests.faults.test_habits:train_without_a_home"
+    done = finished(homeless, *given, variables={"TMPDIR": str(long)})
+    assert (done.returncode, done.stderr) == (0, "")
     assert list(long.iterdir()) == []
 
 

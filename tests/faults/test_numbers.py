@@ -124,7 +124,7 @@ def test_e2_dropped_env_steps_never_reach_the_replay(
     push, pushed = RowReplayBuffer.push, list[Items]()
 
     def watch(self: RowReplayBuffer, items: Items, actor: int = 0) -> None:
-        pushed.append(items)
+        pushed.append({name: column.copy() for name, column in items.items()})  # they lie in a ring
         push(self, items, actor)
 
     monkeypatch.setattr(RowReplayBuffer, "push", watch)

@@ -21,8 +21,9 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import open_dict
 
 import border_cli
-from border_cli.cli.complete import suggestions
+from border_cli.cli.command import command
 from border_cli.cli.compose import Composer
+from border_cli.cli.help import suggestions
 from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.report import main as report
 from border_cli.cli.train import main
@@ -138,7 +139,7 @@ def test_values_of_every_setting_may_stand_in_quotes(tmp_path, monkeypatch, caps
 def test_torch_is_imported_for_a_run_alone_and_never_its_compiler(tmp_path, monkeypatch):
     """Pages and mistakes need no heavy module. Some operations on the meta device would import torch._dynamo."""
     monkeypatch.setenv("COMP_LINE", "border-train env=lun")
-    run = ["agent=rainbow", "env=cartpole", "preset=none", "trainer.max_opts=1", "trainer.eval_interval=null"]
+    run = ["agent=rainbow", "env=cartpole", "preset=none", "trainer=sync", "trainer.max_opts=1"]
     program = (
         "import sys; from border_cli.cli import eval, train\n"
         "for args in ['--help'], ['--cfg', 'job'], ['-sc', 'query=fish'], ['agent.lrr=1']: train.main(args)\n"
@@ -315,9 +316,12 @@ def test_a_typed_folder_may_have_interpolations_and_is_used_for_one_run_only(bui
         (KeyboardInterrupt(), 130, []),
     ],
 )
-def test_the_exit_code_says_how_training_ended(build, capsys, error, code, lines):
-    build.fail[0] = error
-    assert main(["env=cartpole"]) == code
+def test_the_exit_code_says_how_a_command_ended(capsys, error, code, lines):
+    @command
+    def fail(argv):
+        raise error
+
+    assert fail([]) == code
     assert capsys.readouterr().err.splitlines() == lines
 
 

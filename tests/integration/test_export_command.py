@@ -19,6 +19,9 @@ def test_a_run_is_exported_and_the_policy_acts_as_the_loaded_model(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(stored_run, run)
+    assert main([str(run), f"out={tmp_path}/mine", "checkpoint=last"]) == 0
+    assert (tmp_path / "mine" / "policy.npz").exists()
+    capsys.readouterr()
     assert main([str(run)]) == 0
     folder = run / "export" / "numpy"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -35,11 +38,6 @@ def test_a_run_is_exported_and_the_policy_acts_as_the_loaded_model(
     assert policy(obs[0]) == model.sample(obs[0])
 
 
-def test_another_folder_and_checkpoint(stored_run: Path, tmp_path: Path) -> None:
-    assert main([str(stored_run), f"out={tmp_path}/mine", "checkpoint=last"]) == 0
-    assert (tmp_path / "mine" / "policy.npz").exists()
-
-
 def test_the_readme_of_something_else_stays(
     stored_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,7 +50,7 @@ def test_the_readme_of_something_else_stays(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["format=numpi"], "nearest: numpy"),
+        (["format=numpi", "checkpoint=last"], "nearest: numpy"),
         (["nowhere"], "nowhere"),
         (["outt=x"], "nearest: out="),
         (["out=/proc/x"], "allowed: out=<another folder>"),

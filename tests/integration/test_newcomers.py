@@ -24,7 +24,7 @@ LINES = {
     "--algo qrdqn --env LunarLander-v3 --track --wandb-project-name lunar": (
         "agent=qrdqn env=lunarlander recorder.wandb=online recorder.project=lunar"
     ),
-    "--algo ppo --env Pendulum-v1": "agent=dqn env=pendulum",
+    "--algo ppo --env Pendulum-v1": "agent=sac env=pendulum",
     "--algo dqn --env CartPole-v1 -i logs/dqn/CartPole-v1_1/best_model.zip": "agent=dqn env=cartpole",
     "--algo td3 --env Pendulum-v1 --hyperparams learning_rate:0.001 buffer_size:50000": "agent=td3 env=pendulum",
     "--algo dqn --env MountainCar-v0 --device cuda --vec-env subproc --n-envs 8": (
@@ -96,11 +96,7 @@ def test_the_answer_composes(typed: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     words = LINES[typed].replace("--config-dir own ", "").split()
-    composer = Composer(parse_overrides(words))
-    if "ppo" in typed:
-        assert composer.merge().agent.type == "dqn"
-    else:
-        composer.compose()
+    Composer(parse_overrides(words)).compose()
 
 
 @pytest.mark.parametrize("typed", AT_ONCE)

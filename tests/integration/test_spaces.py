@@ -46,9 +46,7 @@ def assert_done(run: Run) -> None:
     ("space", "trainer"),
     [
         ("multi_discrete", (SYNC,)),
-        ("image", (SYNC,)),
         ("dict", (*ASYNC, "buffer.n_step=3")),
-        ("tuple", (*ASYNC, "buffer.n_step=3")),
     ],
 )
 def test_a_run_trains_on_the_space_and_its_model_acts_in_it(space: str, trainer: tuple[str, ...]) -> None:
@@ -64,14 +62,10 @@ def test_a_run_trains_on_the_space_and_its_model_acts_in_it(space: str, trainer:
     assert set(actions) <= {START, START + 1, START + 2}
 
 
-@pytest.mark.parametrize("trainer", [(SYNC,), (*ASYNC, "trainer.lockstep=true")])
-def test_categories_and_parts_are_decided_once_for_a_run(
-    trainer: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_categories_and_parts_are_decided_once_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Actors, evaluations, the loaded model, border-eval and a resumed run have the same observations."""
-    run = train(
-        "env=gym", "env.entry_point=tests.envs:Grid", *trainer, *SHORT, "evaluator.max_episode_steps=20"
-    )
+    args = ("env=gym", "env.entry_point=tests.envs:Grid", *ASYNC, "trainer.lockstep=true", *SHORT)
+    run = train(*args, "evaluator.max_episode_steps=20")
     assert_done(run)
     assert run.config.env.categories == {"image": [10, 6, 1]}
     log = (run.path / "train.log").read_text(encoding="utf-8")
@@ -81,11 +75,10 @@ def test_categories_and_parts_are_decided_once_for_a_run(
     observation, _ = Grid(brightest=200).reset()  # a category that the run has never seen
     assert model.sample(observation) in (0, 1)
     assert evaluate_main([str(run.path), "trust=true", "episodes=2", "max_episode_steps=20"]) == 0
-    assert (
-        main(["resume=" + str(run.path), "trust=true", "trainer.max_opts=60", "recorder.console=none"]) == 0
-    )
+    resumed = [f"resume={run.path}", "trust=true", "recorder.console=none"]
+    assert main([*resumed, "trainer.max_opts=60"]) == 0
     assert run.counts[0] == 60
-    assert main(["resume=" + str(run.path), "trust=true", "trainer.max_opts=80", "env.categories={}"]) == 2
+    assert main([*resumed, "trainer.max_opts=80", "env.categories={}"]) == 2
     assert "cannot change within a run: env.categories" in capsys.readouterr().err
 
 
@@ -101,9 +94,6 @@ def test_wrappers_are_around_every_environment_of_a_run() -> None:
     assert border_cli.load(run.path).spec.obs.leaves[0].shape == (5,)
     assert evaluate_main([str(run.path), "trust=true", "episodes=2"]) == 0
     assert evaluate_main([str(run.path), "trust=true", "episodes=2", "env.wrappers=[]"]) == 2
-    assert (
-        main(["resume=" + str(run.path), "trust=true", "trainer.max_opts=60", "recorder.console=none"]) == 0
-    )
 
 
 def test_a_loaded_model_repeats_its_evaluation(first: Run) -> None:
@@ -126,25 +116,14 @@ def test_a_loaded_model_repeats_its_evaluation(first: Run) -> None:
 # -- init_from ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("source", "trainer"),
-    [("", ASYNC), ("checkpoints/step-000000020", (SYNC,)), ("runs/latest", (SYNC,))],
-)
+@pytest.mark.parametrize(("source", "trainer"), [("", ASYNC), ("checkpoints/step-000000020", (SYNC,))])
 def test_a_new_run_starts_from_the_weights_of_another(
     first: Run, source: str, trainer: tuple[str, ...]
 ) -> None:
+    """The learning rate is so small that the weights do not change."""
     assert first.checkpoints == ["step-000000020", "step-000000040"]
-    latest = Path("runs/latest")
-    if source == str(latest):
-        latest.unlink()
-        latest.symlink_to(first.path)
-    path = latest if source == str(latest) else first.path / source
-    args = (
-        "seed=2",
-        "agent.lr=1e-30",
-        "trainer.max_opts=5",
-        "trainer.eval_interval=null",
-    )  # so small that the weights do not change
+    path = first.path / source
+    args = ("seed=2", "agent.lr=1e-30", "trainer.max_opts=5", "trainer.eval_interval=null")
     run = train(f"init_from={path}", *args, *trainer)
     best = read_checkpoint(first.path / "best")  # its opt step has a complete checkpoint
     whole = source.startswith("checkpoints")
@@ -202,13 +181,10 @@ def test_a_new_sac_run_starts_from_the_critics_too(
     assert "start new" not in caplog.text
 
 
-@pytest.mark.parametrize("trainer", [(SYNC,), ("n_actors=2", "evaluator=process")], ids=["sync", "async"])
-def test_a_fine_tuned_run_acts_with_its_weights_and_evaluates_them_first(
-    first_sac: Run, trainer: tuple[str, ...]
-) -> None:
+def test_a_fine_tuned_run_acts_with_its_weights_and_evaluates_them_first(first_sac: Run) -> None:
     run = train(
-        *("agent=sac", "env=pendulum", *trainer, f"init_from={first_sac.path}", "trainer.max_opts=20"),
-        *("seed=1", "trainer.eval_interval=20", "evaluator.episodes=1"),
+        *("agent=sac", "env=pendulum", "evaluator=process", f"init_from={first_sac.path}", "seed=1"),
+        *("trainer.max_opts=20", "trainer.eval_interval=20", "evaluator.episodes=1"),
     )
     assert run.config.agent.random_env_steps == 0
     series = run.series("eval/return_mean")
@@ -260,7 +236,6 @@ def test_init_from_best_takes_only_the_policy_and_logs_it(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("agent.hidden=[8]", "the policy has"),
         ("agent.critics=3", "critics has"),
         (
             "env=mountaincarcontinuous",
@@ -281,8 +256,8 @@ def test_actors_act_with_the_given_weights_before_the_first_opt_step(first: Run)
     greedy = ["agent.epsilon_start=0", "agent.epsilon_final=0", "trainer.warmup_period=200"]
     loaded = f"init_from={first.path}"
     returns = []
-    for args in ((loaded, SYNC), (loaded, "n_actors=1"), (SYNC,), ("n_actors=1",)):
+    for args in ((loaded, SYNC), (loaded, "n_actors=1"), (SYNC,)):
         own = ("env.wrappers=[tests.envs:SameStart]", "seed=5", "trainer.ratio_tolerance=1")
         run = train(*greedy, *ONE_OPT_STEP, *own, *args)
         returns.append(run.records[0]["train/episode_return"])
-    assert returns[0] == returns[1] != returns[2] == returns[3]
+    assert returns[0] == returns[1] != returns[2]

@@ -104,8 +104,7 @@ def test_processes_threads_and_descriptors() -> None:
     assert (resources.processes(four), resources.compute_threads(four)) == (5, 6)
     assert (resources.processes(sync), resources.compute_threads(sync)) == (3, 3)
     assert resources.tasks_need(four, cpus=16) == 2 + 16 + resources.HELPER_TASKS + 4 * resources.ACTOR_TASKS
-    others = resources.ACTOR_TASKS + resources.RECORDER_TASKS
-    assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS + others
+    assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS + 2 * resources.ACTOR_TASKS
     descriptors = resources.LEARNER_DESCRIPTORS + 4 * resources.ACTOR_DESCRIPTORS
     assert resources.descriptors_need(four) == descriptors
 

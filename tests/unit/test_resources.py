@@ -32,17 +32,6 @@ GIB = 2**30
 SIZES = Sizes(replay=1_000_000_000, ring=1_000_000, channel=1_000, model=1_000, training=4_000)
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-V1 = "9:name=systemd:/\n4:memory:/docker/x\n3:pids:/docker/x\n0::/\n"
-
-
 def config(n_actors: int = 2, capacity: int = 1_000_000, **trainer: object) -> TrainConfig:
     return TrainConfig(
         agent=DqnConfig(),
@@ -58,46 +47,102 @@ def eight_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8 * GIB, total=9 * GIB))
 
 
+# -- control groups -----------------------------------------------------------
+
+
+def write(root: Path, group: str, files: dict[str, str]) -> Path:
+    """A tree with the control group of this process, and files below /sys/fs/cgroup."""
+    texts = {"proc/self/cgroup": group} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in texts.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+V1 = "9:name=systemd:/\n4:memory:/docker/x\n3:pids:/docker/x\n2:cpu:/job\n0::/\n"
 V2 = {
-    "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
-    "sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
-    "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file 7\n",
-    "sys/fs/cgroup/user/job/memory.max": "max\n",
+    "memory.max": f"{4 * GIB}\n",
+    "memory.current": f"{3 * GIB}\n",
+    "memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file 7\n",
+    "user/job/memory.max": "max\n",
 }
 V1_MEMORY = {
-    "proc/self/cgroup": V1,
-    "sys/fs/cgroup/memory/memory.limit_in_bytes": str(4 * GIB),
-    "sys/fs/cgroup/memory/memory.usage_in_bytes": str(3 * GIB),
-    "sys/fs/cgroup/memory/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
+    "memory/memory.limit_in_bytes": str(4 * GIB),
+    "memory/memory.usage_in_bytes": str(3 * GIB),
+    "memory/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
 }
-TOP = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.current": "5"}
-NESTED = {"proc/self/cgroup": "0::/user/job\n"}
-for group, limit in (("", 6), ("/user", 2), ("/user/job", 5)):
-    NESTED |= {
-        f"sys/fs/cgroup{group}/memory.max": str(limit * GIB),
-        f"sys/fs/cgroup{group}/memory.current": str(GIB),
-    }
+NESTED = {f"{group}memory.current": str(GIB) for group in ("", "user/", "user/job/")}
+NESTED |= {"memory.max": str(6 * GIB), "user/memory.max": str(2 * GIB), "user/job/memory.max": str(5 * GIB)}
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("group", "files", "expected"),
     [
-        ({}, 8 * GIB),  # without control groups: MemAvailable
-        # the page cache is released when needed, so it counts as free
-        *((V2 | {"proc/self/cgroup": f"0::{path}\n"}, 2 * GIB) for path in ("/", "/user/job", "/not/here")),
-        (V1_MEMORY, 2 * GIB),
-        (NESTED, GIB),  # the smallest limit of the enclosing groups counts
-        (TOP | {"sys/fs/cgroup/memory.max": "max\n"}, 8 * GIB),
-        (TOP | {"sys/fs/cgroup/memory.max": "4"}, 0),  # more is used than allowed
+        ("", {}, 8 * GIB),  # without control groups: MemAvailable
+        ("0::/user/job\n", V2, 2 * GIB),  # the page cache is released when needed, so it counts as free
+        ("0::/not/here\n", V2, 2 * GIB),
+        (V1, V1_MEMORY, 2 * GIB),
+        ("0::/user/job\n", NESTED, GIB),  # the smallest limit of the enclosing groups counts
+        ("0::/\n", {"memory.current": "5", "memory.max": "max\n"}, 8 * GIB),
+        ("0::/\n", {"memory.current": "5", "memory.max": "4"}, 0),  # more is used than allowed
     ],
 )
-def test_available_memory_within_control_groups(tmp_path: Path, files: dict[str, str], expected: int) -> None:
-    assert machine.available_memory(write(tmp_path, files)) == expected
+def test_available_memory_within_control_groups(
+    tmp_path: Path, group: str, files: dict[str, str], expected: int
+) -> None:
+    assert machine.available_memory(write(tmp_path, group, files)) == expected
 
 
-IMAGES = EnvSpec(
-    ObsSpec((ObsLeaf("obs", (), "box", (84, 84, 4), "uint8", 0.0, 255.0),)), ActionSpec("discrete", n=4)
+@pytest.mark.parametrize(
+    ("group", "files", "expected"),
+    [
+        ("0::/job\n", {"job/pids.max": "100\n", "job/pids.current": "40\n"}, 60),
+        (V1, {"pids/pids.max": "50", "pids/pids.current": "60"}, 0),
+        ("0::/\n", {"pids.max": "max\n", "pids.current": "3"}, None),
+    ],
 )
+def test_free_tasks_within_control_groups(
+    tmp_path: Path, group: str, files: dict[str, str], expected: int | None
+) -> None:
+    assert machine.free_tasks(write(tmp_path, group, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "expected"),
+    [
+        ("0::/job\n", {}, 4),
+        ("0::/job\n", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/job\n", {"job/cpu.max": "10000 100000\n", "cpu.max": "300000 100000\n"}, 1),
+        (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        (V1, {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+    ],
+)
+def test_the_cpus_within_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert machine.cpus(write(tmp_path, group, files)) == expected
+    monkeypatch.setattr(machine, "_cpu_share", 2)
+    assert machine.cpus(tmp_path) == min(2, expected)
+
+
+def test_the_limit_per_user_counts_all_threads_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = [{"uids": SimpleNamespace(real=user), "num_threads": n} for user, n in ((7, 3), (0, 50), (7, 4))]
+    every.append({"uids": None, "num_threads": None})  # a process that ended in the meantime
+    monkeypatch.setattr("psutil.process_iter", lambda attrs: [SimpleNamespace(info=info) for info in every])
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (10, 10))
+    for user, free in ((7, 3), (0, None)):
+        monkeypatch.setattr("os.getuid", lambda user=user: user)
+        assert machine.free_tasks(tmp_path) == free
+
+
+# -- predicted sizes --------------------------------------------------------------
+
+FRAMES = ObsLeaf("obs", (), "box", (4, 84, 84), "uint8", 0.0, 255.0, stack=4)
+IMAGES = EnvSpec(ObsSpec((replace(FRAMES, stack=1),)), ActionSpec("discrete", n=4))
 
 
 @pytest.mark.parametrize(
@@ -114,8 +159,8 @@ def test_b5_predicted_replay_bytes_are_what_it_really_takes(spec: EnvSpec, capac
         real = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert buffer.capacity == capacity
     (leaf,) = spec.obs.leaves
+    assert buffer.capacity == capacity
     assert real > capacity * math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
     assert factories.buffer_bytes(small, spec) == pytest.approx(real, rel=0.05)
 
@@ -132,14 +177,16 @@ def test_predicted_sizes_equal_those_of_the_components() -> None:
     assert sizes.training == sum(a.nbytes for a in agent.state().arrays.values())
 
 
-@pytest.mark.parametrize("n_actors", [1, 8, 32])
+@pytest.mark.parametrize("n_actors", [1, 32])
 def test_the_rings_of_image_environments_are_small(n_actors: int) -> None:
-    frames = ObsLeaf("obs", (), "box", (4, 84, 84), "uint8", 0.0, 255.0, stack=4)
-    spec = EnvSpec(ObsSpec((frames,)), ActionSpec("discrete", n=6))
+    spec = EnvSpec(ObsSpec((FRAMES,)), ActionSpec("discrete", n=6))
     c = api.compose("agent=dqn", "env=pong", f"n_actors={n_actors}")
     assert n_actors * factories.sizes(c, spec).ring <= 40 * 2**20
-    huge = replace(frames, shape=(10, 1000, 1000), stack=1)
+    huge = replace(FRAMES, shape=(10, 1000, 1000), stack=1)
     assert factories.sizes(c, replace(spec, obs=ObsSpec((huge,)))).ring <= 21 * 10**6
+
+
+# -- refusals ---------------------------------------------------------------------
 
 
 def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
@@ -151,14 +198,13 @@ def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
     monkeypatch.setattr(machine, "available_memory", lambda: int(free) + 1)
     with pytest.raises(ResourceError) as caught:
         resources.check_memory(c, SIZES)
-    _, parts, allowed = str(caught.value).splitlines()
+    _, parts, nearest = str(caught.value).splitlines()
     assert "replay 953.7 MiB" in parts and "rings 1.9 MiB" in parts and "learner" in parts
-    assert allowed == "nearest: buffer.capacity=450000"
+    assert nearest == "nearest: buffer.capacity=450000"
     # It still fits when a little less memory is free than the message was computed for.
     monkeypatch.setattr(machine, "available_memory", lambda: int(0.96 * free))
-    resources.check_memory(
-        replace(c, buffer=BufferConfig(capacity=450_000)), replace(SIZES, replay=SIZES.replay * 45 // 100)
-    )
+    smaller = replace(c, buffer=BufferConfig(capacity=450_000))
+    resources.check_memory(smaller, replace(SIZES, replay=SIZES.replay * 45 // 100))
     monkeypatch.setattr(machine, "available_memory", lambda: 1_000_000)  # too little for any replay
     with pytest.raises(ResourceError, match=r"a smaller n_actors, and then a smaller buffer"):
         resources.check_memory(c, SIZES)
@@ -170,8 +216,8 @@ def test_rows_that_the_budget_cannot_fill_need_no_memory() -> None:
     assert need == [SIZES.replay * 6000 // 10**6, SIZES.replay * 8 // 10, SIZES.replay]
     whole = replace(SIZES, replay=10 * GIB)  # more than the kernel lets a program ask for
     assert resources.memory_need(config(max_env_steps=3000), whole)["replay"] == 10 * GIB
-    c = replace(config(max_env_steps=3000), buffer=BufferConfig(capacity=1_000_000, device="cuda"))
-    assert "replay" not in resources.memory_need(c, SIZES)
+    on_gpu = replace(config(), buffer=BufferConfig(capacity=1_000_000, device="cuda"))
+    assert "replay" not in resources.memory_need(on_gpu, SIZES)
 
 
 def test_the_error_of_too_little_disk_names_both_numbers(
@@ -186,84 +232,8 @@ def test_the_error_of_too_little_disk_names_both_numbers(
     resources.check_disk(none, SIZES, tmp_path)
     with pytest.raises(ResourceError) as caught:
         resources.check_disk(full, SIZES, tmp_path)
-    first, parts, _ = str(caught.value).splitlines()
-    assert f"{size(need)} of disk, and {size(need - 1)} are free" in first
-    assert "checkpoint.keep=3" in first + parts
-
-
-def test_the_write_check_of_a_folder_leaves_no_file(tmp_path: Path) -> None:
-    assert machine.free_disk(tmp_path / "a" / "b") > 0  # that of the nearest existing folder
-    resources.check_folder(tmp_path / "runs")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        resources.check_folder(tmp_path / "file" / "runs")
-
-
-def test_f4_a_soft_limit_that_is_too_low_is_raised() -> None:
-    need = resources.descriptors_need(config(n_actors=32))
-    for soft, raised in ((need + 1, need + 1), (need, need), (need - 10, need)):
-        with limited(soft):
-            for n_actors in (31, 32):
-                resources.check_descriptors(config(n_actors=n_actors))
-            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == raised
-
-
-def test_f4_the_error_names_a_hard_limit_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
-    hard = resources.LEARNER_DESCRIPTORS + 10 * resources.ACTOR_DESCRIPTORS
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (32, hard))
-    need = resources.descriptors_need(config(n_actors=32))
-    with pytest.raises(ResourceError, match=rf"`ulimit -n {need}`\), or n_actors up to 10"):
-        resources.check_descriptors(config(n_actors=32))
-
-
-@contextlib.contextmanager
-def limited(soft: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "folder", "most", "now", "expected"),
-    [
-        ("0::/job\n", "job", "100\n", "40\n", 60),
-        (V1, "pids", "50", "60", 0),
-        ("0::/\n", "", "max\n", "3", None),
-    ],
-)
-def test_pids_max_is_read_in_both_versions_of_control_groups(
-    tmp_path: Path, cgroup: str, folder: str, most: str, now: str, expected: int | None
-) -> None:
-    files = {"proc/self/cgroup": cgroup}
-    files |= {f"sys/fs/cgroup/{folder}/pids.max": most, f"sys/fs/cgroup/{folder}/pids.current": now}
-    assert machine.free_tasks(write(tmp_path, files)) == expected
-
-
-def test_the_limit_per_user_counts_all_threads_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every = [{"uids": SimpleNamespace(real=user), "num_threads": n} for user, n in ((7, 3), (0, 50), (7, 4))]
-    every.append({"uids": None, "num_threads": None})  # a process that ended in the meantime
-    monkeypatch.setattr("psutil.process_iter", lambda attrs: [SimpleNamespace(info=info) for info in every])
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (10, 10))
-    monkeypatch.setattr("os.getuid", lambda: 7)
-    assert machine.free_tasks(tmp_path) == 3
-    monkeypatch.setattr("os.getuid", lambda: 0)
-    assert machine.free_tasks(tmp_path) is None
-
-
-def test_too_few_processes_are_refused_with_a_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    c = config(n_actors=8)
-    need = resources.tasks_need(c, machine.cpus())
-    monkeypatch.setattr(machine, "free_tasks", lambda: need)
-    resources.check_tasks(c)
-    monkeypatch.setattr(machine, "free_tasks", lambda: need - 3)
-    with pytest.raises(ResourceError, match=r"pids\.max of the control group\), or n_actors up to 6"):
-        resources.check_tasks(c)
+    assert f"{size(need)} of disk, and {size(need - 1)} are free" in str(caught.value)
+    assert "checkpoint.keep=3" in str(caught.value)
 
 
 def test_a_run_that_resumes_may_take_the_disk_that_it_has_taken(
@@ -278,38 +248,53 @@ def test_a_run_that_resumes_may_take_the_disk_that_it_has_taken(
     score.write_bytes(bytes(1 << 18))
     (tmp_path / "videos" / "film").write_bytes(bytes(1 << 20))
     monkeypatch.setattr(machine, "free_disk", lambda path: 1000)
-    folders = [tmp_path / "checkpoints", tmp_path / "best", *tmp_path.glob("checkpoints/*")]
-    held = [block, score, *folders]
+    held = [block, score, tmp_path / "checkpoints", tmp_path / "best", *tmp_path.glob("checkpoints/*")]
     assert resources.disk_for(tmp_path) == 1000 + sum(512 * path.stat().st_blocks for path in held)
-    assert resources.disk_for(tmp_path) > (1 << 20) + (1 << 18)
     assert resources.disk_for(tmp_path / "new") == 1000
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 4),
-        ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
-        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, 4),
-        ({"sys/fs/cgroup/job/cpu.max": "10000 100000\n", "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 1),
-        (
-            {
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            3,
-        ),
-        (
-            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"},
-            4,
-        ),
-    ],
-)
-def test_the_cpus_within_control_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+def test_the_write_check_of_a_folder_leaves_no_file(tmp_path: Path) -> None:
+    assert machine.free_disk(tmp_path / "a" / "b") > 0  # that of the nearest existing folder
+    resources.check_folder(tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        resources.check_folder(tmp_path / "file" / "runs")
+
+
+@contextlib.contextmanager
+def limited(soft: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_f4_a_soft_limit_of_descriptors_is_raised_and_a_hard_one_refuses(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
-    version = "3:cpu:/job\n" if any("/cpu/" in name for name in files) else "0::/job\n"
-    assert machine.cpus(write(tmp_path, files | {"proc/self/cgroup": version})) == expected
-    monkeypatch.setattr(machine, "_cpu_share", 2)
-    assert machine.cpus(tmp_path) == min(2, expected)
+    c = config(n_actors=32)
+    need = resources.descriptors_need(c)
+    for soft, raised in ((need + 1, need + 1), (need - 10, need)):
+        with limited(soft):
+            resources.check_descriptors(c)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == raised
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (32, need - 1))
+    with pytest.raises(
+        ResourceError, match=rf"n_actors=32 needs {need} file descriptors.*\n.*`ulimit -n {need}`"
+    ):
+        resources.check_descriptors(c)
+
+
+def test_f4_too_few_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = config(n_actors=8)
+    need = resources.tasks_need(c, machine.cpus())
+    monkeypatch.setattr(machine, "free_tasks", lambda: need)
+    resources.check_tasks(c)
+    monkeypatch.setattr(machine, "free_tasks", lambda: need - 1)
+    with pytest.raises(
+        ResourceError, match=f"n_actors=8 needs {need} processes and threads, and {need - 1} more"
+    ):
+        resources.check_tasks(c)

@@ -33,6 +33,18 @@ def test_the_first_signal_sets_the_flag_with_its_code_and_restores_sigint(number
     assert handlers() == before
 
 
+def test_d10_a_second_ctrl_c_also_ends_process_1_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel drops signals to it that have no handler."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    this = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with StopFlag():
+        os.kill(this, signal.SIGINT)
+        os.kill(this, signal.SIGINT)
+    assert ended == [ExitCode.SIGINT]
+
+
 def test_another_thread_can_only_request_a_stop() -> None:
     before = handlers()
     codes: list[ExitCode | None] = []

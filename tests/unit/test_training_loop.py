@@ -10,8 +10,8 @@ import pytest
 from border_cli.config.schema import TrainerConfig
 from border_cli.core.types import Chunk, Items, empty_items
 from border_cli.training.best_model import EvalSeeds
+from border_cli.training.loop import AsyncTrainer, SyncTrainer
 from border_cli.training.ratio_limiter import RatioLimiter
-from border_cli.training.trainers import AsyncTrainer, SyncTrainer
 from tests.fakes import COUNTING_COLUMNS
 
 
