@@ -23,28 +23,21 @@ MAX_QUEUE = 10_000
 """Records that wait for a recorder that blocks; the oldest are dropped."""
 STOPPED_S = 15.0
 """How long the end of a run that was asked to stop waits at most [s]: who asks may soon kill it."""
+_POLL_S = 0.1
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Video:
-    """Message to the process: a film."""
+class Call:
+    """Message to the process: call this method of the recorder. close is the last one."""
 
-    path: Path
-    opt_steps: int
-    env_steps: int
+    method: str
+    args: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
 class Written:
     """Message of the process: it has written one more record."""
-
-
-@dataclass(frozen=True)
-class End:
-    """Message to the process: no more records follow. failed: whether the run has failed."""
-
-    failed: bool
 
 
 class RemoteRecorder(Recorder):
@@ -66,43 +59,42 @@ class RemoteRecorder(Recorder):
         self.name = name
         self._finish_s = finish_s
         self._should_stop = should_stop
-        self._accepted = self._written = 0
-        self._queue: deque[Record | Video | End] = deque(maxlen=MAX_QUEUE)
-        self._failed = False
-        self._process: Child | None = Child(f"recorder {name}", _main, (maker,))
+        self._queue: deque[Call] = deque(maxlen=MAX_QUEUE)
+        self._failed = self._closing = False
+        self._process = Child(f"recorder {name}", _main, (maker,))
 
     def write(self, record: Record) -> None:
         """Pass the record on, or keep it until the process takes it."""
-        self._take(record)
+        self._take(Call("write", (record,)))
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """The same with a film."""
-        self._take(Video(path, opt_steps, env_steps))
+        self._take(Call("video", (path, opt_steps, env_steps)))
 
-    def _take(self, message: Record | Video) -> None:
-        self._accepted += 1
-        if self._process is not None and not self._failed:
-            self._queue.append(message)
-            self._pass_on(self._process)
+    def _take(self, call: Call) -> None:
+        self.dropped += 1  # until the process says that it is written
+        if not self._failed and not self._closing:
+            self._queue.append(call)
+            self._pass_on()
 
     def close(self) -> None:
         """Give the process some time for what is left, and end it. Closing again does nothing."""
-        process, self._process = self._process, None
-        if process is None:
+        if self._closing:
             return
-        failed = isinstance(sys.exc_info()[1], Exception)  # a recorder is closed while an error ends its run
-        self._queue.append(End(failed))
+        self._closing, process = True, self._process
+        if isinstance(sys.exc_info()[1], Exception):  # a recorder is closed while an error ends its run
+            self._queue.append(Call("mark_failed"))
+        self._queue.append(Call("close"))
         began = time.monotonic()
         try:
             while not self._failed and not process.exited() and time.monotonic() - began < self._most_s:
-                self._pass_on(process)
-                wait(process.descriptors, min(self._most_s, 0.1))
-            self._receive(process)
+                self._pass_on()
+                wait(process.descriptors, min(self._most_s, _POLL_S))
+            self._receive()
             if not self._failed and not process.exited():
                 _logger.warning("%s has not ended after %g s and is killed", self.name, self._most_s)
         finally:
             process.end()
-        self.dropped = self._accepted - self._written
         if self.dropped:
             _logger.warning("%s lacks %d records", self.name, self.dropped)
 
@@ -110,17 +102,20 @@ class RemoteRecorder(Recorder):
     def _most_s(self) -> float:
         return min(self._finish_s, STOPPED_S) if self._should_stop() else self._finish_s
 
-    def _pass_on(self, process: Child) -> None:
-        self._receive(process)
-        while self._queue and not self._failed and _takes_more(process):
-            process.send(self._queue.popleft())
+    def _pass_on(self) -> None:
+        """Send what the process takes without waiting: the buffer of its pipe is then nearly empty."""
+        self._receive()
+        pipe = select.poll()  # select.select knows the first 1,024 descriptors alone
+        pipe.register(self._process.descriptors[0], select.POLLOUT)
+        while self._queue and not self._failed and pipe.poll(0):
+            self._process.send(self._queue.popleft())
 
-    def _receive(self, process: Child) -> None:
+    def _receive(self) -> None:
         """Take messages. A process that has failed, or exited, gets no more records."""
-        has_exited = process.exited()
+        process, has_exited = self._process, self._process.exited()
         for message in process.receive():
             if isinstance(message, Written):
-                self._written += 1
+                self.dropped -= 1
             elif isinstance(message, Failed):
                 self._fail(message.error)
         if has_exited and process.outcome is None and not self._failed:
@@ -129,33 +124,22 @@ class RemoteRecorder(Recorder):
     def _fail(self, why: str) -> None:
         self._failed = True
         self._queue.clear()
-        during = self._process is not None
-        _logger.warning("%s%s", why, "; its records are lost, training continues" if during else "")
-
-
-def _takes_more(process: Child) -> bool:
-    """Whether a message can be sent without waiting: the buffer of the pipe is then nearly empty."""
-    pipe = select.poll()  # select.select knows the first 1,024 descriptors alone
-    pipe.register(process.descriptors[0], select.POLLOUT)
-    return bool(pipe.poll(0))
+        _logger.warning("%s%s", why, "" if self._closing else "; its records are lost, training continues")
 
 
 def _main(reporter: Reporter, maker: Callable[[], Any]) -> None:
     """What the process runs."""
     recorder, has_warned = maker(), False
-    while not isinstance(message := reporter.pipe.recv(), End):
+    while (call := reporter.pipe.recv()).method != "close":
         try:
-            if not isinstance(message, Video):
-                recorder.write(message)
-            elif hasattr(recorder, "video"):
-                recorder.video(message.path, message.opt_steps, message.env_steps)
+            # A recorder of the user may have the method write alone.
+            getattr(recorder, call.method, lambda *_: None)(*call.args)
         except Exception as e:  # noqa: BLE001 - anything may go wrong in another program; the record is lost
             if not has_warned:
                 what = f"{type(e).__name__}: {first_line(e)}"
                 _logger.warning("%s; records may be lost, training continues", what)
             has_warned = True
         else:
-            reporter.send(Written())
-    if message.failed and hasattr(recorder, "mark_failed"):
-        recorder.mark_failed()
+            if call.args:
+                reporter.send(Written())
     recorder.close()

@@ -53,11 +53,6 @@ class RunInfo:
 
 Newest = dict[str, tuple[int, int]]
 """By metric: (opt steps, env steps) of the newest value that a tracker has of earlier launches."""
-_FILM = "video/episode"
-
-
-def _is_new(name: str, opt_steps: int, env_steps: int, stored: Newest) -> bool:
-    return (opt_steps, env_steps) > stored.get(name, (-1, 0))
 
 
 def missing(record: Record, stored: Newest) -> dict[str, float]:
@@ -67,7 +62,7 @@ def missing(record: Record, stored: Newest) -> dict[str, float]:
     """
     counts = {"env_steps": record.env_steps, "opt_steps": record.opt_steps, "time": record.time}
     at = record.opt_steps, record.env_steps
-    values = {name: value for name, value in record.values.items() if _is_new(name, *at, stored)}
+    values = {name: value for name, value in record.values.items() if at > stored.get(name, (-1, 0))}
     return values | counts if values else {}
 
 
@@ -99,9 +94,8 @@ class WandbRecorder:
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Log a film."""
-        if _is_new(_FILM, opt_steps, env_steps, self._stored):
-            film = self._wandb.Video(str(path))
-            self._run.log({_FILM: film, "env_steps": env_steps, "opt_steps": opt_steps})
+        film = self._wandb.Video(str(path))
+        self._run.log({"video/episode": film, "env_steps": env_steps, "opt_steps": opt_steps})
 
     def mark_failed(self) -> None:
         """Have `close` end the run as a failed one."""
@@ -121,7 +115,7 @@ def wandb_stored(folder: Path) -> Newest:
     messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     newest: Newest = {}
     for path in folder.glob("wandb/*run-*/*.wandb"):
-        for data in _leveldb_records(path.read_bytes()):
+        for data in leveldb_records(path.read_bytes()):
             row = messages.Record.FromString(data).history.item  # empty in a record of another kind
             values = {item.key or item.nested_key[0]: item.value_json for item in row}
             at = int(values.get("opt_steps", -1)), int(values.get("env_steps", 0))
@@ -129,7 +123,7 @@ def wandb_stored(folder: Path) -> Newest:
     return newest
 
 
-def _leveldb_records(data: bytes) -> Iterator[bytes]:
+def leveldb_records(data: bytes) -> Iterator[bytes]:
     """The records of a log of LevelDB that are whole.
 
     It has blocks of fragments, each behind its checksum (4 bytes), length and kind (1 or 4: the last of a record). The
@@ -185,16 +179,12 @@ class MlflowRecorder:
 
     def _newest(self, names: Iterable[str]) -> Newest:
         """What is stored of these metrics. The values of a record have one time stamp."""
-
-        def points(name: str) -> Any:
-            return self._client.get_metric_history(self._run_id, name)
-
-        opt_steps = {(point.timestamp, point.step): int(point.value) for point in points("opt_steps")}
+        points = {name: self._client.get_metric_history(self._run_id, name) for name in {"opt_steps", *names}}
+        opt_steps = {(point.timestamp, point.step): int(point.value) for point in points["opt_steps"]}
         return {
-            name: max(
-                (opt_steps.get((point.timestamp, point.step), -1), point.step) for point in points(name)
-            )
-            for name in names
+            name: max((opt_steps.get((point.timestamp, point.step), -1), point.step) for point in history)
+            for name, history in points.items()
+            if history
         }
 
     def write(self, record: Record) -> None:

@@ -6,12 +6,8 @@ import fcntl
 import importlib.util
 import json
 import shutil
-import struct
-import subprocess
-import sys
+import signal
 from collections import Counter
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +15,10 @@ import pytest
 
 from border_cli.cli.train import main
 from border_cli.config.schema import RecorderConfig
-from border_cli.core.metrics import Record
+from border_cli.core.metrics import SCORE, Record
 from border_cli.recorders import trackers
-from border_cli.recorders.recorder_process import RemoteRecorder
-from border_cli.recorders.trackers import MlflowRecorder, RunInfo, make_tracker
+from border_cli.recorders.trackers import MlflowRecorder, RunInfo, leveldb_records, make_tracker
+from tests.faults.commands import Command
 from tests.faults.processes import wait_until
 from tests.real_runs import Run, tiny, train
 
@@ -38,11 +34,7 @@ pytestmark = pytest.mark.usefixtures("workplace")
 
 def evaluations(run: Run) -> list[tuple[int, float]]:
     """Env steps and scores in metrics.jsonl."""
-    return [
-        (record["env_steps"], record["eval/return_mean"])
-        for record in run.records
-        if "eval/return_mean" in record
-    ]
+    return [(row["env_steps"], row[SCORE]) for row in run.records if SCORE in row]
 
 
 def resumed(run: Run, *args: str) -> Run:
@@ -67,51 +59,33 @@ def wandb_items(run: Run) -> list[Any]:
     return items
 
 
-def leveldb_records(data: bytes) -> Iterator[bytes]:
-    """The records of a log of LevelDB: blocks of 32 KiB with fragments, each behind checksum, length and type.
-
-    The package has no reader in Python since 0.20; `wandb sync` reads the file in Go. The first 7 bytes are a header.
-    """
-    block, at, whole = 32 * 1024, 7, b""
-    while at + 7 <= len(data):
-        if block - at % block < 7:  # no room for a header: the rest of the block is empty
-            at += block - at % block
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # a whole record, or its last fragment
-            yield whole
-            whole = b""
-
-
 def wandb_rows(items: list[Any]) -> list[dict[str, float]]:
     """The values of each call of `log`."""
     return [
-        {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in item.history.item}
+        {value.key or "/".join(value.nested_key): json.loads(value.value_json) for value in item.history.item}
         for item in items
         if item.HasField("history")
     ]
 
 
 def wandb_history(items: list[Any]) -> list[tuple[int, float]]:
-    return [
-        (values["env_steps"], values["eval/return_mean"])
-        for values in wandb_rows(items)
-        if "eval/return_mean" in values
-    ]
+    return [(row["env_steps"], row[SCORE]) for row in wandb_rows(items) if SCORE in row]
 
 
 def test_weights_and_biases_has_the_records_the_configuration_and_the_best_score(workplace: Path) -> None:
     pytest.importorskip("wandb")
-    run = train(*SHORT, "trainer=sync", "recorder.wandb=offline", "recorder.project=mine")
+    (workplace / "a_sweep").mkdir()
+    (workplace / "a_sweep" / "sweep.jsonl").touch()
+    words = ("trainer=sync", "recorder.wandb=offline", "recorder.project=mine", "hydra.run.dir=a_sweep/0")
+    assert main(tiny(*SHORT, *words)) == 0
+    run = Run(workplace / "a_sweep" / "0")
     items = wandb_items(run)
     assert wandb_history(items) == evaluations(run)
     (start,) = [item.run for item in items if item.HasField("run") and item.run.project]
-    assert (start.project, start.display_name) == ("mine", run.path.name)
-    config = {one.key: json.loads(one.value_json) for one in start.config.update}
+    assert (start.project, start.display_name, start.run_group) == ("mine", "0", "a_sweep")
+    config = {item.key: json.loads(item.value_json) for item in start.config.update}
     assert (config["agent.lr"], config["seed"]) == (run.config.agent.lr, 0)
-    summary = {one.key: one.value_json for item in items for one in item.summary.update}
+    summary = {value.key: value.value_json for item in items for value in item.summary.update}
     assert json.loads(summary["best/return_mean"]) == run.summary["best_score"]["mean"]
 
     again = resumed(run)
@@ -119,25 +93,6 @@ def test_weights_and_biases_has_the_records_the_configuration_and_the_best_score
     assert {item.run.run_id for item in items if item.HasField("run")} == {start.run_id}
     assert wandb_history(items) == evaluations(again)
     assert again.summary["records_dropped"] == {}
-
-
-def test_the_runs_of_a_sweep_are_a_group(workplace: Path) -> None:
-    pytest.importorskip("wandb")
-    assert (
-        main(
-            [
-                "-m",
-                *tiny(*SHORT, "trainer=sync", "seed=1,2", "recorder.wandb=offline", "hydra/launcher=basic"),
-            ]
-        )
-        == 0
-    )
-    runs = [Run(path.parent) for path in sorted(workplace.glob("runs/sweeps/*/*/*/summary.json"))]
-    starts = [
-        item.run for run in runs for item in wandb_items(run) if item.HasField("run") and item.run.project
-    ]
-    assert len({start.run_id for start in starts}) == 2
-    assert {start.run_group for start in starts} == {runs[0].path.parent.name}
 
 
 @pytest.mark.parametrize("blocks", [0, 3])
@@ -148,20 +103,13 @@ def test_after_a_kill_weights_and_biases_gets_what_it_had_not_stored(workplace: 
     def stored_bytes() -> int:
         return sum(path.stat().st_size for path in (workplace / "run").glob("wandb/offline-run-*/*.wandb"))
 
-    words = tiny(
-        "trainer=sync",
-        "evaluator=inline",
-        "recorder.wandb=offline",
-        "trainer.max_opts=4000",
-        "trainer.record_interval=10",
-        "trainer.save_interval=1000",
-        "hydra.run.dir=run",
-    )
-    train_command = str(Path(sys.executable).with_name("border-train"))
-    with subprocess.Popen([train_command, *words], stdout=subprocess.DEVNULL) as process:
+    words = ("trainer=sync", "evaluator=inline", "recorder.wandb=offline", "hydra.run.dir=run")
+    steps = ("trainer.max_opts=4000", "trainer.record_interval=10", "trainer.save_interval=1000")
+    with Command(workplace, *tiny(*words, *steps)) as command:
         wait_until((workplace / "run" / "checkpoints").exists, "the first checkpoint")
         wait_until(lambda: stored_bytes() >= blocks * 32 * 1024, "the tracker")
-        process.kill()
+        command.send(signal.SIGKILL)
+        command.wait()
     run = Run(workplace / "run")
     assert main([f"resume={run.path}"]) == 0
     again = Run(run.path)
@@ -205,7 +153,7 @@ def test_mlflow_has_the_records_the_parameters_and_the_best_model(workplace: Pat
     assert history(found.info.run_id) == evaluations(run)
     assert found.data.params["agent.lr"] == str(run.config.agent.lr)
     assert found.data.metrics["best_return_mean"] == run.summary["best_score"]["mean"]
-    artifacts = {one.path for one in client.list_artifacts(found.info.run_id)}
+    artifacts = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
     assert artifacts >= {"best", "config.yaml"}
     assert found.data.params["trainer.max_opts"] == "40"
     again = resumed(run)
@@ -241,25 +189,8 @@ def test_mlflow_takes_any_name_and_a_run_ends_without_artifacts(
     assert (found.data.metrics["env/score_0_"], found.data.metrics["eval/return_mean"]) == (1.5, 2.5)
 
 
-def test_a_film_is_passed_on_once(workplace: Path) -> None:
-    """Also if no record follows it before the run ends."""
-    pytest.importorskip("wandb")
-    run = train(*SHORT, "trainer=sync", "recorder.wandb=offline")
-    (run.path / "film.mp4").touch()
-    info = RunInfo(run.path.name, "name", None, "mine", {}, run.path)
-    settings = RecorderConfig(wandb="offline")
-    for opt_steps in (50, 50, 60):
-        recorder = RemoteRecorder("wandb", partial(make_tracker, "wandb", info, settings, 0), 60.0)
-        recorder.video(run.path / "film.mp4", opt_steps, 2 * opt_steps)
-        recorder.close()
-        assert recorder.dropped == 0
-    films = [row["opt_steps"] for row in wandb_rows(wandb_items(run)) if "video/episode/path" in row]
-    assert sorted(films) == [50, 60]
-
-
-@pytest.mark.parametrize("uri", ["sqlite:///{0}/mlflow.db", "sqlite:///{0}/mlflow.db?timeout=9"])
 def test_runs_that_begin_together_make_the_tables_of_mlflow_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow itself fails then: "table runs already exists"."""
     held = list[bool]()
@@ -270,7 +201,7 @@ def test_runs_that_begin_together_make_the_tables_of_mlflow_one_after_the_other(
         held.append(True)
 
     monkeypatch.setattr(trackers, "MlflowRecorder", make)
-    settings = RecorderConfig(mlflow=uri.format(tmp_path))
+    settings = RecorderConfig(mlflow=f"sqlite:///{tmp_path}/mlflow.db?timeout=9")
     make_tracker("mlflow", RunInfo("id", "name", None, "mine", {}, tmp_path), settings, 0)
     assert held == [True]
     with (tmp_path / "mlflow.db.lock").open() as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.metrics import Record
 from border_cli.recorders import recorder_process as remote
 from border_cli.recorders.recorder_process import RemoteRecorder
-from tests.faults.processes import nothing_left, wait_until
+from tests.faults.processes import nothing_left
 
 pytestmark = pytest.mark.usefixtures("light_forkserver")
 
@@ -89,7 +88,7 @@ def test_a_fault_costs_the_records_that_it_meets(
     assert [int(line) for line in (tmp_path / "lines").read_text().split()] == lines
     assert recorder.dropped == 4 - len(lines)
     assert message in caplog.text
-    assert caplog.text.count("training continues") <= 1
+    assert caplog.text.count("training continues") <= (fault != "close")
     assert (f"mine lacks {recorder.dropped} records" in caplog.text) == bool(recorder.dropped)
 
 
@@ -126,38 +125,3 @@ def test_a_recorder_learns_whether_the_run_has_failed(tmp_path: Path) -> None:
             finally:
                 written(path, n=1)
     assert path.read_text() == "0\nfailed\n0\n"
-
-
-def test_an_error_at_the_end_does_not_say_that_training_continues(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert written(tmp_path / "lines", "close").dropped == 0
-    assert [record.message for record in caplog.records] == ["recorder mine failed: RuntimeError: no network"]
-
-
-def test_a_process_with_many_open_files_may_have_a_recorder(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        assert written(tmp_path / "lines").dropped == 0
-    finally:
-        for file in files:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_it_continues_when_the_other_side_reads_again(tmp_path: Path) -> None:
-    """A process that is stopped takes no records, and gets all of them later."""
-    recorder = RemoteRecorder("mine", partial(Lines, tmp_path / "lines"), 30.0)
-    recorder.write(Record({"eval/return_mean": 1.0}))
-    wait_until((tmp_path / "lines").exists, "the first record")
-    process = recorder._process
-    assert process is not None and process.pid is not None
-    os.kill(process.pid, 19)  # SIGSTOP
-    for i in range(1, 3000):
-        recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=i))
-    os.kill(process.pid, 18)  # SIGCONT
-    recorder.close()
-    assert recorder.dropped == 0
-    assert len((tmp_path / "lines").read_text().split()) == 3000
