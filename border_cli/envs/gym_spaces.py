@@ -13,7 +13,7 @@ from gymnasium import spaces
 from border_cli.config.convert import nearest
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ACTION_MASK, ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.envs.wrappers import MAX_COMBINATIONS, component_sizes
+from border_cli.envs.make import MAX_COMBINATIONS, component_sizes
 
 OBSERVATIONS = "Box of any dtype, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 ACTIONS = "Discrete, and Box with finite bounds"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-import importlib.util
 import inspect
 import logging
 import re
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from border_cli.config.convert import as_typed, nearest
 from border_cli.config.registry import ENVS, import_path, nearest_path
@@ -20,24 +22,7 @@ from border_cli.core.errors import BorderError, UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.atari import NativeGame
-from border_cli.envs.wrappers import (
-    CopiedObservation,
-    MaskFromInfo,
-    bound_actions,
-    flatten_actions,
-    int_actions,
-)
 
-_EXTRAS = {
-    "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),
-    "mujoco": (
-        "Ant", "HalfCheetah", "Hopper", "Humanoid", "InvertedDoublePendulum", "InvertedPendulum", "Pusher", "Reacher",
-        "Swimmer", "Walker2d",
-    ),
-    "atari": ("ALE/", "Pong", "Breakout"),
-}  # fmt: skip
-"""Extras of border-cli, each with the beginnings of the ids that it installs."""
-_MODULES = {"box2d": "Box2D", "mujoco": "mujoco", "atari": "ale_py"}
 _TRANSPARENT = (
     gymnasium.wrappers.TimeLimit,
     gymnasium.wrappers.OrderEnforcing,
@@ -50,12 +35,6 @@ _REGISTERING = (
 )
 _SHOWN_IDS = 20
 _STATISTICS = ("obs_rms", "ret_rms", "return_rms", "rew_rms", "reward_rms")
-_WRAPPERS: dict[str, Any] = {
-    name: wrapper
-    for name, wrapper in sorted(vars(gymnasium.wrappers).items())
-    if isinstance(wrapper, type) and issubclass(wrapper, gymnasium.Wrapper)
-} | {"BoundActions": bound_actions, "FlattenActions": flatten_actions, "IntActions": int_actions}
-"""By the names that `env.wrappers` takes."""
 _logger = logging.getLogger(__name__)
 
 
@@ -128,7 +107,11 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
                 allowed=["module:name", *_WRAPPERS],
             )
     try:
-        wrapped = make(env, **_with_arrays(make, wrapper.kwargs))
+        kwargs, expected = dict(wrapper.kwargs), inspect.signature(make).parameters
+        for key, value in wrapper.kwargs.items():
+            if isinstance(value, list) and key in expected and "ndarray" in str(expected[key].annotation):
+                kwargs[key] = np.array(value)
+        wrapped = make(env, **kwargs)
     except BorderError:
         raise
     except Exception as e:
@@ -137,17 +120,6 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
             f"its arguments: {as_typed(wrapper.kwargs)}; they are given as {{name: {name}, kwargs: {{…}}}}"
         ) from e
     return _checked(wrapped, f"env.wrappers: {name}")
-
-
-def _with_arrays(make: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with arrays in place of lists where the annotation asks for an array."""
-    expected = inspect.signature(make).parameters
-    return {
-        name: np.array(value)
-        if isinstance(value, list) and name in expected and "ndarray" in str(expected[name].annotation)
-        else value
-        for name, value in kwargs.items()
-    }
 
 
 def _limited(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any]:
@@ -201,28 +173,23 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
     if env_id.startswith("ALE/"):
         atari.register(env_id)
     spec = gymnasium.registry.get(env_id)
-    if spec is not None and "mujoco" in str(spec.entry_point):
+    extra = re.search(r"gymnasium\.envs\.(box2d|mujoco)\b", str(spec and spec.entry_point))
+    if extra and extra[1] == "mujoco":
         _log_mujoco_warnings()
     try:
         # `EnvChecker` checks more than gymnasium's checker does, and in every process.
         return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
-    except (
-        gymnasium.error.NameNotFound,
-        gymnasium.error.NamespaceNotFound,
-        gymnasium.error.VersionNotFound,
-    ) as e:
-        hint = _registering(env_id, [module, *config.imports])
-        raise UsageError(f"env.id: there is no environment {env_id!r}\n{hint}{_install_hint(env_id)}") from e
-    except gymnasium.error.DeprecatedEnv as e:
-        raise UsageError(f"env.id: {env_id!r} is deprecated\n{first_line(e)}") from e
     except gymnasium.error.DependencyNotInstalled as e:
-        hint = _install_hint(env_id, e)
-        raise UsageError(f"env.id: {env_id!r} needs a package that is not installed{hint}") from e
+        hint = f"install it with: pip install 'border-cli[{extra[1]}]'" if extra else first_line(e)
+        raise UsageError(f"env.id: {env_id!r} needs a package that is not installed\n{hint}") from e
+    except gymnasium.error.UnregisteredEnv as e:
+        hint = _registered(env_id, [module, *config.imports])
+        raise UsageError(f"env.id: there is no environment {env_id!r}\n{hint}") from e
     except gymnasium.error.Error as e:
         raise UsageError(f"env.id: {env_id!r} cannot be made\n{first_line(e)}") from e
 
 
-def _registering(env_id: str, imports: Sequence[str]) -> str:
+def _registered(env_id: str, imports: Sequence[str]) -> str:
     """Which id is like this one, or which ones the imported packages have registered."""
     packages = {re.split("[.:/]", name)[0] for name in (*imports, env_id)} - {"", "gymnasium"}
     brought = [
@@ -233,14 +200,6 @@ def _registering(env_id: str, imports: Sequence[str]) -> str:
     if match := nearest(env_id, brought) or nearest(env_id, gymnasium.registry):
         return f"nearest: {match}"
     return f"allowed: {', '.join(brought[:_SHOWN_IDS])}" if brought else _REGISTERING
-
-
-def _install_hint(env_id: str, error: Exception | None = None) -> str:
-    """A newline and what to install; empty if nothing is known to help."""
-    extra = next((extra for extra, names in _EXTRAS.items() if env_id.startswith(names)), None)
-    if extra and (error is not None or importlib.util.find_spec(_MODULES[extra]) is None):
-        return f"\ninstall it with: pip install 'border-cli[{extra}]'"
-    return f"\n{first_line(error)}" if error and str(error) else ""
 
 
 @functools.cache
@@ -272,3 +231,102 @@ def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:
         name = f"{type(env).__module__}.{type(env).__qualname__}"
         raise UsageError(f"{label} gave a {name}", allowed=f"gymnasium.Env{hint}")
     return env
+
+
+# -- wrappers of ours --------------------------------------------------------------
+
+MAX_COMBINATIONS = 4096
+
+
+def flatten_actions(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Number the combinations of a MultiDiscrete or MultiBinary action space, the last component changing fastest.
+
+    Raises UsageError for more than 4,096 of them, and for other spaces.
+    """
+    space = env.action_space
+    sizes = component_sizes(space)
+    if not 0 < prod(sizes) <= MAX_COMBINATIONS:
+        raise UsageError(
+            f"env.wrappers: FlattenActions cannot number the actions of {space}",
+            allowed=f"MultiDiscrete and MultiBinary with at most {MAX_COMBINATIONS:,} combinations",
+        )
+
+    def combination(number: Any) -> Any:
+        values = np.reshape(np.unravel_index(int(number), sizes), space.shape) + getattr(space, "start", 0)
+        return values.astype(space.dtype)
+
+    return gymnasium.wrappers.TransformAction(env, combination, spaces.Discrete(prod(sizes)))
+
+
+def component_sizes(space: spaces.Space[Any]) -> list[int]:
+    """How many values each component of a MultiDiscrete or MultiBinary space has; [0] for another space."""
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * prod(space.shape)
+    return space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else [0]
+
+
+def int_actions(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Give actions as Python's int."""
+    return gymnasium.wrappers.TransformAction(env, int, env.action_space)
+
+
+def bound_actions(
+    env: gymnasium.Env[Any, Any], low: float | Sequence[float], high: float | Sequence[float]
+) -> gymnasium.Env[Any, Any]:
+    """Give a Box of actions without finite bounds these: one number for all components, or one for each."""
+    shape, dtype = env.action_space.shape, env.action_space.dtype
+    bounds = [np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (low, high)]
+    return gymnasium.wrappers.TransformAction(env, lambda action: action, spaces.Box(*bounds, dtype=dtype))
+
+
+class CopiedObservation(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Copies each observation, for a wrapper that keeps some while the environment changes its own array in place."""
+
+    def __getattr__(self, name: str) -> Any:
+        """As if the wrapper around it had the environment itself."""
+        return getattr(self.__dict__["env"], name)
+
+    def observation(self, observation: Any) -> Any:
+        """A copy."""
+        return copy.deepcopy(observation)
+
+
+class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked
+    """Adds info["action_mask"] to the observation, as a Dict. Without a mask in the info, all actions are allowed."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        if not isinstance(env.action_space, spaces.Discrete):
+            raise UsageError(
+                "env.action_mask=info: only one of a finite number of actions can be forbidden",
+                allowed="environments with a Discrete action space, or env.action_mask=none",
+            )
+        self._n = int(env.action_space.n)
+        self.observation_space = spaces.Dict(
+            {"obs": env.observation_space, ACTION_MASK: spaces.MultiBinary(self._n)}
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Adds the mask to the observation."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._masked(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Adds the mask to the observation."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._masked(observation, info), reward, terminated, truncated, info
+
+    def _masked(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        mask = info.get(ACTION_MASK)
+        mask = np.ones(self._n, np.int8) if mask is None else np.asarray(mask).astype(np.int8)
+        return {"obs": observation, ACTION_MASK: mask}
+
+
+_WRAPPERS: dict[str, Any] = {
+    name: wrapper
+    for name, wrapper in sorted(vars(gymnasium.wrappers).items())
+    if isinstance(wrapper, type) and issubclass(wrapper, gymnasium.Wrapper)
+} | {"BoundActions": bound_actions, "FlattenActions": flatten_actions, "IntActions": int_actions}
+"""By the names that `env.wrappers` takes."""
