@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.params import BatchLoader
 from border_cli.core.types import Batch
 from tests.unit.test_step_processor import SPEC
 
@@ -77,13 +75,11 @@ def bits(learner: NetworkAgent) -> dict[str, bytes]:
     ("bad", "loss"),
     [
         (bad_batch(reward=NAN), "huber"),
-        (bad_batch(reward=INF), "huber"),  # the gradient is finite
         (bad_batch(reward=1e30), "mse"),  # its square is infinite in float32
-        (bad_batch(reward=0.0, obs=NAN), "huber"),
         (bad_batch(reward=0.0, next_obs=INF), "mse"),
         (overflowing_batch(), "huber"),
     ],
-    ids=["NaN reward", "infinite reward", "huge reward", "NaN obs", "infinite next obs", "gradient"],
+    ids=["NaN reward", "huge reward", "infinite next obs", "gradient"],
 )
 def test_e1_a_bad_step_changes_nothing_bit_for_bit(bad: Batch, loss: str) -> None:
     learner, other = agent(loss=loss), agent(loss=loss)
@@ -113,17 +109,6 @@ def test_e1_on_other_devices_skipped_steps_are_noticed_even_without_records() ->
     assert learner.skipped_in_a_row == 0
     learn(learner, bad_batch())
     assert learner.skipped_in_a_row == 100
-
-
-def test_on_other_devices_every_batch_is_copied_even_if_it_is_refilled() -> None:
-    class Refilled:
-        def batch(self, size: int, into: Batch | None = None) -> Batch:
-            return good_batch() if into is None else into
-
-    buffer: Any = Refilled()
-    for device, same in (("cpu", True), ("meta", False)):
-        loader = BatchLoader(SIZE, torch.device(device))
-        assert (loader.next(buffer) is loader.next(buffer)) == same
 
 
 def test_e1_the_target_has_its_own_interval() -> None:
