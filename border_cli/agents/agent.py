@@ -117,9 +117,9 @@ class NetworkPolicy(ABC):
         """Copy the parameters. Raises ValueError if names or shapes differ."""
         parts = self._layout.unflatten(self.params)
         expected = {name: tuple(part.shape) for name, part in parts.items()}
-        given = {name: tuple(array.shape) for name, array in info.arrays.items()}
-        if expected != given:
-            raise ValueError(f"the network has {expected}, the model {given}")
+        received = {name: tuple(array.shape) for name, array in info.arrays.items()}
+        if expected != received:
+            raise ValueError(f"the network has {expected}, the model {received}")
         if info.vector is None:
             copy_arrays(parts, info.arrays)
         else:
@@ -396,12 +396,12 @@ class NetworkAgent:
             if is_other or network.endswith("target"):
                 networks.setdefault(network, {})[name] = tensor
         missing = []
-        for network, own in sorted(networks.items()):
-            saved = {name: arrays[name] for name in own if name in arrays}
+        for network, tensors in sorted(networks.items()):
+            saved = {name: arrays[name] for name in tensors if name in arrays}
             if saved:
-                fresh = {name: tensor.detach().cpu().numpy() for name, tensor in own.items()}
+                fresh = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
                 check_like(State(saved), State(fresh), network)
-                copy_arrays(own, saved)
+                copy_arrays(tensors, saved)
             elif not network.endswith("target"):
                 missing.append(network)
         self.algorithm.restore_typed()

@@ -331,12 +331,12 @@ def _code_files(folder: Path) -> list[Path]:
     """The files of this package, and those from which modules below the folder, that of an agent, were loaded."""
     files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
     loaded = {Path(file) for file in files if file.endswith(".py")}
-    own = {
+    beside_agent = {
         path
         for path in loaded
         if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts
     }
-    return sorted({*Path(__file__).parent.rglob("*.py"), *own})
+    return sorted({*Path(__file__).parent.rglob("*.py"), *beside_agent})
 
 
 def cache_folder() -> Path:

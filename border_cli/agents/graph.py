@@ -65,13 +65,13 @@ def adam_states(value: Any) -> Iterator[AdamState]:
 
 def bias_corrections(states: Sequence[AdamState]) -> list[tuple[float, float]]:
     """1/(1 - β1^t) and 1/√(1 - β2^t) of the next step t of each state."""
-    found = []
+    corrections = []
     for state in states:
         t = state.step.item() + 1.0
         # 1 - β^t as -expm1(t·log β)
         of_mean, of_square = (-math.expm1(t * log_beta) for log_beta in _LOG_BETAS)
-        found.append((1.0 / of_mean, of_square**-0.5))
-    return found
+        corrections.append((1.0 / of_mean, of_square**-0.5))
+    return corrections
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -113,10 +113,14 @@ class TensorLayout:
 
     def example(self, generator: torch.Generator) -> Tensor:
         """A tensor of this layout: fractions in [0, 1), pixels, truth values, or zeros."""
-        made = torch.empty_strided(self.size, self.stride, dtype=getattr(torch, self.dtype))
-        if made.is_floating_point():
-            return made.uniform_(generator=generator)
-        return made.random_(generator=generator) if made.dtype in (torch.uint8, torch.bool) else made.zero_()
+        tensor = torch.empty_strided(self.size, self.stride, dtype=getattr(torch, self.dtype))
+        if tensor.is_floating_point():
+            return tensor.uniform_(generator=generator)
+        return (
+            tensor.random_(generator=generator)
+            if tensor.dtype in (torch.uint8, torch.bool)
+            else tensor.zero_()
+        )
 
 
 class GraphRecorder(TorchDispatchMode):
@@ -175,14 +179,14 @@ def trace(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int) ->
     """
     _fill_moments(algorithm, batch, noise, variant)
     inputs = example(algorithm, batch, noise)
-    given, corrections = iter(inputs), inputs[-1]
+    copies, corrections = iter(inputs), inputs[-1]
     state, own_batch, own_noise, lr_scale = (
-        map_leaves(lambda _: next(given), part) for part in (algorithm.state, batch, noise, torch.ones(()))
+        map_leaves(lambda _: next(copies), part) for part in (algorithm.state, batch, noise, torch.ones(()))
     )
     recorder = GraphRecorder(inputs)
     with recorder:
-        for adam, own in zip(adam_states(state), corrections.unbind(), strict=True):
-            cast(TracedAdam, adam).corrections = own
+        for adam, correction in zip(adam_states(state), corrections.unbind(), strict=True):
+            cast(TracedAdam, adam).corrections = correction
         errors = algorithm.step(algorithm.bind(state), state, own_batch, own_noise, lr_scale, variant)
     return recorder.finish(() if errors is None else (errors,))
 
@@ -307,7 +311,7 @@ class StepGraph:
         self._layout = layout
         self._batch: TensorBatch | None = None
         self._noise: Any = None
-        self._given: list[Tensor] = []
+        self._arguments: list[Tensor] = []
         self._lr_scale = torch.ones(())
         self._adam_states = list(adam_states(state))
         self._corrections = torch.empty(len(self._adam_states), 2)
@@ -319,8 +323,14 @@ class StepGraph:
         # A replay refills the same batch, and most agents have the same empty noise: then the tensors are the same too.
         if batch is not self._batch or noise is not self._noise:
             self._batch, self._noise = batch, noise
-            self._given = [*self._state, *leaves(batch), *leaves(noise), self._lr_scale, self._corrections]
+            self._arguments = [
+                *self._state,
+                *leaves(batch),
+                *leaves(noise),
+                self._lr_scale,
+                self._corrections,
+            ]
         self._lr_scale.fill_(lr_scale)
         self._correction_values[:] = bias_corrections(self._adam_states)
-        returned = self._run(list(self._given))
+        returned = self._run(list(self._arguments))
         return returned[0] if returned else None

@@ -158,15 +158,15 @@ def named_tensors(state: Any, layouts: Mapping[str, FlatParams]) -> dict[str, Te
 
     layouts: by field; the vectors of such a field are split into named parameters.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for field_ in fields(state):
         for path, tensor in _leaves(field_.name, getattr(state, field_.name)):
             if field_.name in layouts and tensor.dim() == 1:
                 parts = layouts[field_.name].unflatten(tensor)
-                found |= {f"{path}.{name}": part for name, part in parts.items()}
+                tensors |= {f"{path}.{name}": part for name, part in parts.items()}
             else:
-                found[path] = tensor
-    return found
+                tensors[path] = tensor
+    return tensors
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -239,12 +239,12 @@ class Prefetch:
         current = self._streams.current_stream(self._device)
         last.used.record(current)
         slot.copied.synchronize()
-        for own, given in zip(_columns(slot.host), _columns(batch), strict=True):
-            own.copy_(given)
+        for on_host, column in zip(_columns(slot.host), _columns(batch), strict=True):
+            on_host.copy_(column)
         with self._streams.stream(self._stream):
             self._stream.wait_event(slot.used)
-            for on_device, own in zip(_columns(slot.batch), _columns(slot.host), strict=True):
-                on_device.copy_(own, non_blocking=True)
+            for on_device, on_host in zip(_columns(slot.batch), _columns(slot.host), strict=True):
+                on_device.copy_(on_host, non_blocking=True)
             slot.copied.record(self._stream)
         current.wait_event(slot.copied)
         return slot.batch

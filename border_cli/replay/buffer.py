@@ -85,10 +85,10 @@ def rows_per_block(capacity: int, row_bytes: int) -> int:
 class _PackedBatch(Batch):
     """A batch whose arrays are views of whole rows.
 
-    both: the sampled rows, then the rows of their next observations · stacks: their frames, by stacked leaf.
+    packed: the sampled rows, then the rows of their next observations · stacks: their frames, by stacked leaf.
     """
 
-    both: Rows = field(repr=False)
+    packed: Rows = field(repr=False)
     stacks: dict[str, Rows] = field(repr=False, default_factory=dict)
 
 
@@ -166,10 +166,10 @@ class RowReplayBuffer:
         if env[env.argmin()] == env[env.argmax()]:  # one environment per actor, or a short chunk
             self._follow((actor, int(env[0])), rows, items["n_steps"], items.get("step_in_episode"))
         else:
-            for one in np.unique(env):
-                mine = np.flatnonzero(env == one)
+            for env_ix in np.unique(env):
+                mine = np.flatnonzero(env == env_ix)
                 step_in_episode = items["step_in_episode"][mine] if "step_in_episode" in items else None
-                self._follow((actor, int(one)), rows[mine], items["n_steps"][mine], step_in_episode)
+                self._follow((actor, int(env_ix)), rows[mine], items["n_steps"][mine], step_in_episode)
 
     def _follow(
         self, stream: tuple[int, int], rows: Array, n_steps: Array, step_in_episode: Array | None
@@ -190,8 +190,8 @@ class RowReplayBuffer:
             self._pending[stream] = rows[first:], n_steps[first:].copy()  # the items may be the ring's memory
         transitions, targets = transitions[:complete], targets[:complete]
         if rows[0] < self._first:  # some pending rows have been overwritten
-            there = rows[transitions] >= self._first
-            transitions, targets = transitions[there], targets[there]
+            is_kept = rows[transitions] >= self._first
+            transitions, targets = transitions[is_kept], targets[is_kept]
         slots, next_slots = self._slots(rows[transitions]), self._slots(rows[targets])
         if self._frames is not None:  # a row of which a frame was overwritten is never ready
             whole = self._frames.complete(slots)
@@ -224,7 +224,7 @@ class RowReplayBuffer:
     def batch(self, size: int, into: Batch | None = None) -> Batch:
         if self._ready < size:
             raise ValueError(f"a batch of {size} from {self._ready} rows")
-        reusable = isinstance(into, _PackedBatch) and into.both.n == 2 * size
+        reusable = isinstance(into, _PackedBatch) and into.packed.n == 2 * size
         batch = cast("_PackedBatch", into) if reusable else self._empty_batch(size)
         n_rows = min(self._rows, self.capacity)
         slots, weight = self._sampler.sample(size, self._next, n_rows, self._ready)
@@ -232,24 +232,24 @@ class RowReplayBuffer:
             batch.weight = weight
         else:
             batch.weight[...] = weight  # in place like all other arrays, whose memory tensors share
-        both = slots.ravel()
-        self._data.take(both, batch.both)
+        sampled = slots.ravel()
+        self._data.take(sampled, batch.packed)
         if self._frames is not None:
-            self._frames.take(both, batch.stacks)
+            self._frames.take(sampled, batch.stacks)
         batch.ix = slots[0]
         return batch
 
     def _empty_batch(self, size: int) -> _PackedBatch:
-        both = self._make_rows(self._packed, 2 * size)
+        packed = self._make_rows(self._packed, 2 * size)
         stacks, stacked = ({}, {}) if self._frames is None else self._frames.empty(2 * size)
-        obs = {name: both.columns[name] for name in self._plain_obs} | stacked
+        obs = {name: packed.columns[name] for name in self._plain_obs} | stacked
         return _PackedBatch(
             obs={name: rows[:size] for name, rows in obs.items()},
             next_obs={name: rows[size:] for name, rows in obs.items()},
-            extra={name: both.columns[name][:size] for name in self._extra},
-            **{name: both.columns[name][:size] for name in _STORED},
+            extra={name: packed.columns[name][:size] for name in self._extra},
+            **{name: packed.columns[name][:size] for name in _STORED},
             ix=np.empty(0, np.int64),
-            both=both,
+            packed=packed,
             stacks=stacks,
         )
 

@@ -30,8 +30,8 @@ class DeviceRows:
 
     def _view(self, column: Column) -> Tensor:
         dtype, offset = self._layout.fields[column.name][:2]  # type: ignore[index]
-        own = torch.from_numpy(np.empty(0, dtype.base)).dtype
-        return self._whole[:, offset : offset + dtype.itemsize].view(own).view(self.n, *column.shape)
+        element = torch.from_numpy(np.empty(0, dtype.base)).dtype
+        return self._whole[:, offset : offset + dtype.itemsize].view(element).view(self.n, *column.shape)
 
     def write(self, where: slice | Array, rows: Items) -> None:
         packed = np.zeros(len(next(iter(rows.values()))), self._layout)

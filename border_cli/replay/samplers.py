@@ -234,19 +234,19 @@ class PrioritizedSampler(ReplaySampler):
         else:
             weights /= (n_ready * self._minima.min / total) ** -beta
         self._batches += 1
-        both = np.empty((2, size), np.int64)
-        both[0] = slots
-        next_slot.take(slots, out=both[1], mode="clip")
-        return both, weights.astype(np.float32)
+        slots_and_next = np.empty((2, size), np.int64)
+        slots_and_next[0] = slots
+        next_slot.take(slots, out=slots_and_next[1], mode="clip")
+        return slots_and_next, weights.astype(np.float32)
 
     def update(self, slots: Array, td_error: Array) -> None:
         """New priorities, except for slots whose row was overwritten. Raises ValueError for an error that is not finite."""
         if not np.isfinite(td_error).all():
             raise ValueError("an error for a priority is not finite")
         priorities = (np.abs(td_error, dtype=np.float64) + self._config.priority_eps) ** self._config.alpha
-        there = self._sums.leaves[slots] > 0
-        if not there.all():
-            slots, priorities = slots[there], priorities[there]
+        is_kept = self._sums.leaves[slots] > 0
+        if not is_kept.all():
+            slots, priorities = slots[is_kept], priorities[is_kept]
         self._set(slots, priorities)
         self._max_priority = max(self._max_priority, float(priorities.max(initial=0.0)))
 

@@ -187,9 +187,9 @@ class Frames:
     def load_links(self, slots: Array, rows: Array, arrays: Items, first: int) -> None:
         """The inverse of `links`. Rows before `first` are overwritten."""
         distance = arrays[BEFORE].astype(np.int64)
-        there = (distance > 0) & (rows - distance >= first)
+        is_kept = (distance > 0) & (rows - distance >= first)
         self._step_in_episode[slots] = np.minimum(arrays[STEP_IN_EPISODE], self._depth)
-        self._before[slots] = np.where(there, (rows - distance) % self._capacity + 1, EMPTY)
+        self._before[slots] = np.where(is_kept, (rows - distance) % self._capacity + 1, EMPTY)
 
     def stream_arrays(self) -> dict[str, Array]:
         """(k, 2) actor and environment of every stream that can continue, and (k,) its newest row."""

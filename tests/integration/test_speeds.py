@@ -125,14 +125,14 @@ def test_bench_measures_an_environment_with_masks_and_categories(
 def test_an_actor_is_measured_as_it_acts_in_most_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with the random actions at the start, and with the copied weights that actors use once they were sent some."""
     seen: list[bool] = []
-    mean_of = SacPolicy._given
+    mean_of = SacPolicy._action_parameters
 
     def noted(self: SacPolicy, obs: Obs) -> Any:
         assert isinstance(self._arrays, PolicyArrays)
         seen.append(self._arrays._hidden._layers is not self._arrays._hidden._in_place)
         return mean_of(self, obs)
 
-    monkeypatch.setattr(SacPolicy, "_given", noted)
+    monkeypatch.setattr(SacPolicy, "_action_parameters", noted)
     config = compose("agent=sac", "env=pendulum", "agent.random_env_steps=1000", "agent.hidden=[4]")
     (acted,) = probes.act_alone([config], 0.0)
     assert acted > 0 and seen and all(seen)

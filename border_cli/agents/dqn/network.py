@@ -203,6 +203,6 @@ def _feed(layers: Sequence[nn.Module], x: Tensor, normal: Iterator[Tensor]) -> T
     """Apply layers with ReLU between them. Each noisy layer takes the next noise tensor, if there are any."""
     for i, layer in enumerate(layers):
         noise = next(normal, None) if isinstance(layer, NoisyLinear) else None
-        given = (x,) if noise is None else (x, noise)
-        x = in_float32(layer, *given) if i == len(layers) - 1 else torch.relu(layer(*given))
+        inputs = (x,) if noise is None else (x, noise)
+        x = in_float32(layer, *inputs) if i == len(layers) - 1 else torch.relu(layer(*inputs))
     return x

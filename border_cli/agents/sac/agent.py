@@ -115,8 +115,8 @@ class StateDependentNoise:
             if i not in self._seeds:
                 self._seeds[i], self._uses[i] = int(rng.integers(0, _MAX_SEED)), 0
             if i not in self._matrices:
-                own = np.random.Generator(np.random.PCG64(self._seeds[i]))
-                self._matrices[i] = own.standard_normal(self._shape, np.float32)
+                generator = np.random.Generator(np.random.PCG64(self._seeds[i]))
+                self._matrices[i] = generator.standard_normal(self._shape, np.float32)
             self._uses[i] += 1
         return np.stack([self._matrices[i] for i in env_ix])
 
@@ -182,7 +182,7 @@ class SacPolicy(NetworkPolicy):
         if env_steps < self._config.random_env_steps:
             share = self._rng.random((rows, self._size), np.float32)
             return self._inside(self._low * (1 - share) + self._high * share)
-        mean, std, features = self._given(obs)
+        mean, std, features = self._action_parameters(obs)
         if self._noise is not None:
             matrices = self._noise.sample(env_ix or range(rows), self._rng)
             weights = matrices * cast(PolicyNetwork, self._network).weight_std().detach().cpu().numpy()
@@ -194,21 +194,23 @@ class SacPolicy(NetworkPolicy):
         return self._scaled(np.clip(np.tanh(mean) + self._config.noise_std * normal, -1.0, 1.0))
 
     def _exploit(self, obs: Obs) -> Array:
-        return self._squashed(self._given(obs)[0])
+        return self._squashed(self._action_parameters(obs)[0])
 
     def decide(self, obs: dict[str, Tensor]) -> Tensor:
         """(B, d) float32, the mean of the policy."""
         mean: Tensor = self._network(obs).mean
         return self._bijector.squash(mean)
 
-    def _given(self, obs: Obs) -> tuple[Array, Array, Array]:
+    def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters`, as arrays."""
         if self._arrays is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
                 return self._arrays(obs)
         with torch.inference_mode():
-            given = self._network(to_tensors(obs, self.params.device))
-        mean, std, features = (part.cpu().numpy() for part in (given.mean, given.std, given.features))
+            parameters = self._network(to_tensors(obs, self.params.device))
+        mean, std, features = (
+            part.cpu().numpy() for part in (parameters.mean, parameters.std, parameters.features)
+        )
         return mean, std, features
 
     def _squashed(self, u: Array) -> Array:

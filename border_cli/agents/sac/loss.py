@@ -154,24 +154,26 @@ def update_targets(state: SacState, tau: float) -> None:
         polyak_(state.policy_target, state.policy.params, tau)
 
 
-def sample_action(bijector: TanhBijector, given: ActionParameters, noise: Tensor) -> tuple[Tensor, Tensor]:
+def sample_action(
+    bijector: TanhBijector, parameters: ActionParameters, noise: Tensor
+) -> tuple[Tensor, Tensor]:
     """(B, d) actions of a Gaussian policy, differentiable by its parameters, and their (B,) log-probabilities.
 
     The log-probabilities are those of the actions scaled to [-1, 1]. Otherwise the entropy bonus would depend on the unit
     of the actions: a constant per env step, which rewards long episodes or short ones.
     """
-    u = given.mean + given.std * noise
-    return bijector.squash(u), bijector.log_prob(u, given.mean, given.std)
+    u = parameters.mean + parameters.std * noise
+    return bijector.squash(u), bijector.log_prob(u, parameters.mean, parameters.std)
 
 
 def smooth_action(
-    bijector: TanhBijector, given: ActionParameters, noise: Tensor, std: float, clip: float
+    bijector: TanhBijector, parameters: ActionParameters, noise: Tensor, std: float, clip: float
 ) -> Tensor:
     """TD3's target smoothing: (B, d) actions of a deterministic policy plus clipped noise, within the bounds.
 
     noise: (B, d) standard normal · std, clip: of the noise, in half ranges of the action space.
     """
-    x = torch.tanh(given.mean) + (std * noise).clamp(-clip, clip)
+    x = torch.tanh(parameters.mean) + (std * noise).clamp(-clip, clip)
     return bijector.scale(x.clamp(-1.0, 1.0))
 
 
@@ -225,14 +227,14 @@ def _target(
     nets: SacNetworks, constants: SacConstants, batch: TensorBatch, noise: Tensor, alpha: Tensor
 ) -> Tensor:
     """(B, m) TD targets."""
-    config, given = constants.config, nets.policy_target(batch.next_obs)
+    config, parameters = constants.config, nets.policy_target(batch.next_obs)
     penalty: Tensor | float = 0.0
     if config.policy == "gaussian":
-        action, log_prob = sample_action(constants.bijector, given, noise)
+        action, log_prob = sample_action(constants.bijector, parameters, noise)
         penalty = alpha * log_prob
     else:
         action = smooth_action(
-            constants.bijector, given, noise, config.target_noise, config.target_noise_clip
+            constants.bijector, parameters, noise, config.target_noise, config.target_noise_clip
         )
     values = truncate(nets.critics_target(batch.next_obs, action), config.drop_quantiles)
     return soft_target(values, penalty, batch.reward, batch.discount, batch.terminated)
@@ -242,11 +244,11 @@ def _policy_loss(
     nets: SacNetworks, constants: SacConstants, batch: TensorBatch, noise: Tensor, alpha: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """The loss, and (B,) log-probabilities of the actions if the policy is Gaussian."""
-    given = nets.policy(batch.obs)
+    parameters = nets.policy(batch.obs)
     if constants.config.policy == "deterministic":
-        values = nets.critics(batch.obs, constants.bijector.squash(given.mean), first=1)
+        values = nets.critics(batch.obs, constants.bijector.squash(parameters.mean), first=1)
         return -values.mean(), None
-    action, log_prob = sample_action(constants.bijector, given, noise)
+    action, log_prob = sample_action(constants.bijector, parameters, noise)
     values = nets.critics(batch.obs, action)
     # SAC takes the minimum over the critics, TQC the mean over all quantiles of all critics.
     value = values.min(0).values.mean(1) if values.shape[2] == 1 else values.mean((0, 2))
