@@ -93,7 +93,7 @@ def test_a10_an_actor_that_waits_sleeps_until_the_learner_gives_credit() -> None
 @pytest.mark.parametrize(
     ("args", "waits", "other"),
     [
-        (("trainer.opt_interval=0.1", "trainer.max_opts=2000"), "actors", "learner"),
+        (("trainer.opt_interval=0.1", "trainer.max_opts=500"), "actors", "learner"),
         ((f"env.kwargs.step_s={8 * STEP_S}", "trainer.max_opts=20"), "learner", "actors"),
     ],
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
+from hydra.core.hydra_config import HydraConfig
 
 import border_cli
 from border_cli.actors.spec import ActorId
@@ -26,11 +26,9 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.run import factories
-from border_cli.runtime import forkserver, machine
-from border_cli.runtime.child import run_in_child
-from tests import warm
 from tests.faults.commands import endless, trap
 from tests.real_runs import Run, tiny
+from tests.warm import finished
 
 
 def small(**sections: object) -> TrainConfig:
@@ -66,6 +64,7 @@ def test_the_result_has_scores_totals_throughput_and_actors(workplace: Path) -> 
     assert run.summary["bound"] == result.bound != ""
     assert result.bound in (run.path / "train.log").read_text(encoding="utf-8")
     before = run.summary
+    assert run.json("provenance.json")["launches"][0]["command"] == "train_async"
     with pytest.raises(UsageError, match="already holds a run"):
         border_cli.train_async(small(), "run")
     assert run.summary == before
@@ -106,14 +105,6 @@ class FixedEvaluator:
 
     def close(self) -> None:
         self.closed = True
-
-
-def test_a_run_with_a_custom_evaluator_records_no_process_for_it(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "cpus", lambda: 2)  # `auto` would mean a process
-    border_cli.train_async(small(), workplace / "run", evaluator=FixedEvaluator())
-    assert Run(workplace / "run").config.evaluator.type == "inline"
 
 
 def one_step(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
@@ -199,42 +190,14 @@ def test_h5_an_environment_that_changes_the_working_folder_does_not_split_its_ru
     assert list((workplace / "elsewhere").iterdir()) == []
 
 
-def test_a_run_notes_the_function_that_started_it(workplace: Path) -> None:
-    assert border_cli.train(small(), workplace / "run").code == ExitCode.DONE
-    command = Run(workplace / "run").json("provenance.json")["launches"][0]["command"]
-    assert command == "train"
+def hydra_application() -> None:
+    def application(_: object) -> None:
+        print(border_cli.compose("agent=iqn").agent.type, HydraConfig.get().job.name)
 
-
-def test_actors_after_a_sync_run_share_torch(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run needs no process with a policy, so its fork server imports torch for the second."""
-    forkserver.end_forkserver()
-    monkeypatch.setattr(forkserver, "_start_server", warm.START_SERVER)
-    monkeypatch.setattr(forkserver, "_preload", ())
-    border_cli.train(small(), workplace / "sync")
-    assert not run_in_child(has_torch, (), 60.0)
-    border_cli.train_async(small(), workplace / "async")
-    assert run_in_child(has_torch, (), 60.0)
-
-
-def has_torch() -> bool:
-    return "torch" in sys.modules
+    application.__module__ = "__main__"
+    hydra.main(version_base=None, config_path=None)(application)()
 
 
 def test_a_configuration_is_composed_inside_a_hydra_application(workplace: Path) -> None:
-    (workplace / "app.py").write_text(
-        "import hydra, border_cli\n"
-        "from hydra.core.hydra_config import HydraConfig\n"
-        "@hydra.main(version_base=None)\n"
-        "def main(config):\n"
-        "    print(border_cli.compose('agent=iqn').agent.type, HydraConfig.get().job.name)\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "app.py"], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "iqn app\n"), done.stderr
-
-
-def test_a_program_that_python_reads_from_its_input_trains(workplace: Path) -> None:
-    words = [*tiny("agent=dqn", "env=cartpole", "trainer.max_opts=5", "trainer.eval_interval=null")]
-    program = f"import border_cli\nprint(border_cli.train_async({words!r}, 'run').ended_by)\n"
-    done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "max_opts\n"), done.stderr
+    done = finished("tests.integration.test_train_async:hydra_application")
+    assert (done.returncode, done.stdout) == (0, "iqn test_train_async\n"), done.stderr
