@@ -25,7 +25,7 @@ from border_cli.core.progress import View
 from border_cli.run.directory import CONFIG_FILE, Launch
 from border_cli.sweeps.slots import JobEnd
 
-_stopped_by: Interrupted | None = None
+stopped_by: Interrupted | None = None
 """What stopped a job of another launcher in this process, which then runs no more jobs."""
 
 
@@ -43,11 +43,11 @@ def train_job(
         composed: what Hydra composed of the job's overrides.
         view, run_dir: of the job in a slot. A launcher gives neither: there Hydra has set up its state for the job.
     """
-    global _stopped_by
+    global stopped_by
     context, text = None, io.StringIO()
     try:
-        if _stopped_by is not None:
-            raise _stopped_by
+        if stopped_by is not None:
+            raise stopped_by
         registry.import_installed_plugins()
         if run_dir is not None:
             HydraConfig.instance().set_config(composed)
@@ -63,7 +63,7 @@ def train_job(
             else:
                 start_run(Composed(config, composed, context, run_dir), launch, view)
     except Interrupted as e:
-        _stopped_by = e
+        stopped_by = e
         return JobEnd(e.code)
     except KeyboardInterrupt:
         return JobEnd(ExitCode.SIGINT)

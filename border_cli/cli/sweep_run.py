@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from hydra.core.plugins import Plugins
 from rich.console import Console
 
+from border_cli.cli import sweep_job
 from border_cli.cli.best_preset import Result, results, write_preset
 from border_cli.cli.compose import Composed, Composer, hydra_section
 from border_cli.cli.overrides import quoted
-from border_cli.cli.sweep_job import train_job
 from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError, first_line
 from border_cli.core.format import counted
@@ -145,7 +145,9 @@ class SweepRun:
         presets = self.composer.choices("preset")
 
         def task_of(job: Job) -> Task:
-            return partial(train_job, self.command.argv, presets, self.configs[job.number].hydra_config)
+            return partial(
+                sweep_job.train_job, self.command.argv, presets, self.configs[job.number].hydra_config
+            )
 
         view = make_sweep_view(self.out, self.sweep, self.screen)
         try:
@@ -176,7 +178,7 @@ class SweepRun:
     def _run_elsewhere(self, jobs: Sequence[Job]) -> None:
         """Let the launcher of a plugin run these jobs, each in the directory that it has in the sweep."""
         sample = self.configs[jobs[0].number]
-        task = partial(train_job, self.command.argv, self.composer.choices("preset"))
+        task = partial(sweep_job.train_job, self.command.argv, self.composer.choices("preset"))
         of_sweep = [f"hydra.sweep.dir={quoted(str(self.sweep.folder))}", "hydra.mode=MULTIRUN"]
         overrides = [
             [
@@ -187,6 +189,7 @@ class SweepRun:
             for job in jobs
         ]
         ends: list[JobEnd] = []
+        sweep_job.stopped_by = None  # perhaps an earlier sweep of this process was stopped
         try:
             plugin = Plugins.instance().instantiate_launcher(sample.context, task, sample.hydra_config)
             ends = [returned.return_value for returned in plugin.launch(overrides, 0)]

@@ -115,12 +115,14 @@ def test_jobs_in_this_process_leave_nothing_and_one_that_fails_runs_again_when_a
             }
         )
 
+    train_job = sweep_job.train_job
+
     def watched(*args: object) -> JobEnd:
         look()
-        return sweep_job.train_job(*args)  # type: ignore[arg-type]
+        return train_job(*args)  # type: ignore[arg-type]
 
     run_in_child(os.getpid, (), 60.0)  # starts the forkserver before the first look
-    monkeypatch.setattr("border_cli.cli.sweep_run.train_job", watched)
+    monkeypatch.setattr(sweep_job, "train_job", watched)
     faults = ["env.kwargs.fault=raise", "env.kwargs.fault_at=step,make,never", "env.kwargs.fault_step=30"]
     words = (
         *COUNTING,
@@ -296,7 +298,7 @@ def test_a_job_of_a_plugin_resumes_although_its_process_has_not_imported_the_plu
 def test_after_a_job_of_a_launcher_was_stopped_its_process_begins_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sweep_job, "_stopped_by", None)
+    monkeypatch.setattr(sweep_job, "stopped_by", None)
     began: list[str] = []
 
     def stopped(*args: object) -> None:
