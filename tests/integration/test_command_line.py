@@ -65,7 +65,6 @@ def build(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     stand_in = StandIn()
     monkeypatch.setitem(sys.modules, "border_cli.run.run", stand_in)
-    monkeypatch.setattr("border_cli.cli.sweep_job._stopped_by", None)
     monkeypatch.setitem(sys.modules, "border_cli.run.preflight", stand_in)
     return stand_in
 
