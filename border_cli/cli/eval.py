@@ -36,9 +36,9 @@ from border_cli.display.output import write_line
 from border_cli.display.text import table_text
 from border_cli.report.stats import INTERVAL, Statistics, summarise
 from border_cli.run import load
+from border_cli.run.directory import check_code, check_plain
 from border_cli.run.find import Located, model_directory, parse_checkpoint
 from border_cli.run.summary import write_json
-from border_cli.run.trust import check_code, check_plain
 from border_cli.runtime import seeding
 from border_cli.runtime.clock import Deadline
 from border_cli.runtime.signals import StopFlag
@@ -103,7 +103,7 @@ def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Overr
     changed, named = override_values(overrides), typed_names(overrides)
     # Plugins may define the environment's keys.
     load.import_plugins(saved.description, named.get("plugins", ()), flags.trust)
-    env = _env_config(load.env_config(saved.description), overrides)
+    env = _env_config(load.stored_config(saved.description).env, overrides)
     check_code({"env": asdict(env)}, named, flags.trust)
     import torch
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
             raise UsageError(f"out={folder} has a README.md of something else", allowed="out=<a new folder>")
     else:
         folder = (located.run_dir or located.path) / "export" / flags.format
-    env = load.env_config(model)
+    env = load.stored_config(model).env
     title = f"{model.agent['type']} on {env.name}, opt step {saved.info.version:,}"
     in_info = env.action_mask == "info"
     try:

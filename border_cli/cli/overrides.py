@@ -28,7 +28,7 @@ from border_cli.config.convert import (
 )
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
-from border_cli.run.trust import names_in
+from border_cli.run.directory import names_in
 
 
 class Parser(argparse.ArgumentParser):
@@ -159,7 +159,7 @@ def override_values(overrides: Sequence[Override]) -> dict[str, str]:
 
 
 def typed_names(overrides: Sequence[Override]) -> dict[str, list[str]]:
-    """The names in the values that were typed, by key: see `border_cli.run.trust`."""
+    """The names in the values that were typed, by key: see `border_cli.run.directory`."""
     return {o.key_or_group: names_in(o.value()) for o in overrides if not o.is_delete()}
 
 

@@ -30,6 +30,8 @@ from border_cli.display.output import output
 from border_cli.run.directory import (
     RUNS,
     Launch,
+    check_code,
+    check_plain,
     create_run,
     exclusive,
     locked,
@@ -37,7 +39,6 @@ from border_cli.run.directory import (
     read_config_data,
     write_config,
 )
-from border_cli.run.trust import check_code, check_plain
 from border_cli.runtime.signals import StopFlag
 
 
@@ -95,7 +96,7 @@ def stored_config(
 ) -> tuple[TrainConfig, TrainConfig]:
     """The configuration of a run, and the same with the overrides, checked.
 
-    Modules that the run names are imported only if they are typed too, or trusted; see `border_cli.run.trust`.
+    Modules that the run names are imported only if they are typed too, or trusted; see `border_cli.run.directory`.
     """
     check_plain(run_dir, trusted)
     data, names = read_config_data(run_dir), typed_names(overrides)

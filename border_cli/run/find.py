@@ -39,13 +39,13 @@ def parse_checkpoint(text: str) -> str | int:
 
 
 def model_directory(named: Path | None = None, checkpoint: str | int | None = None) -> Located:
-    """The model to load. Nothing in the directory is imported or run.
+    """The model to load. Nothing in the directory is imported or run; `contents.read_model` verifies it.
 
     Args:
         named: a run, a checkpoint directory, best/, or None for the latest run below ./runs.
         checkpoint: "best", "last" or an opt step; None takes the best, or the last where there is no best yet.
 
-    Raises UsageError for what is not there, NoValidCheckpointError where what was named does not verify.
+    Raises UsageError for what is not there, NoValidCheckpointError where no last checkpoint verifies.
     """
     path = _latest_run() if named is None else named
     if not path.is_dir():
@@ -55,7 +55,6 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
             raise UsageError(
                 f"{path} is a checkpoint, and checkpoint={checkpoint} chooses among those of a run"
             )
-        store.verify(path, _UNREAD)
         folder = path.resolve().parent
         run_dir = folder.parent if folder.name == CHECKPOINTS else folder
         is_run = any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE))
@@ -83,7 +82,6 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
                 allowed=words or "another run",
             )
         model = steps[int(checkpoint)]
-    store.verify(model, _UNREAD)
     return Located(model, run_dir)
 
 

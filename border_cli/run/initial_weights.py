@@ -33,7 +33,7 @@ def weights_directory(config: TrainConfig) -> Path:
     """
     path = model_directory(Path(str(config.init_from))).path
     if config.init_from_parts == "all" and path.name == BEST:
-        step = path.parent / CHECKPOINTS / store.step_name(store.verify(path).opt_steps)
+        step = path.parent / CHECKPOINTS / store.step_name(store.read_manifest(path).opt_steps)
         if store.verifies(step, (REPLAY,)):
             return step
     return path

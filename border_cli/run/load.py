@@ -30,8 +30,8 @@ from border_cli.core.errors import UsageError, first_line
 from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf, decode_actions, encode
 from border_cli.core.types import AFTER_TRAINING
+from border_cli.run.directory import check_code
 from border_cli.run.find import model_directory, parse_checkpoint
-from border_cli.run.trust import check_code
 
 _logger = logging.getLogger(__name__)
 _NOT_GIVEN = object()
@@ -112,15 +112,12 @@ class LoadedModel:
         return self._estimate("action_quantiles", obs, action_mask)
 
     def _estimate(self, method: str, obs: Any, action_mask: Any) -> Array:
-        estimate = getattr(self._policy, method, None)
-        if estimate is None:
+        if not hasattr(self._policy, method):
             raise ValueError(f"the model of this agent has no {method.replace('_', ' ')}")
-        stacks = dict(self._stacks)  # an observation that is only looked at is not part of the episode
-        try:
-            batch, is_batch, _ = self._encode(obs, action_mask, None)
-        finally:
-            self._stacks = stacks
-        estimates: Array = estimate(batch)
+        stacks = dict(self._stacks)
+        batch, is_batch, _ = self._encode(obs, action_mask, None)
+        self._stacks = stacks  # an observation that is only looked at is not part of the episode
+        estimates: Array = getattr(self._policy, method)(batch)
         return estimates if is_batch else estimates[0]
 
     def _encode(
@@ -240,7 +237,7 @@ def load(
     saved = read_model(located.path)
     import_plugins(saved.description, plugins, trust)
     policy = make_policy(saved, seed)
-    in_info = env_config(saved.description).action_mask == "info"
+    in_info = stored_config(saved.description).env.action_mask == "info"
     return LoadedModel(policy, saved.description.spec, saved.info.version, located.path, in_info)
 
 
@@ -303,7 +300,7 @@ def load_agent(
         raise UsageError(f"{located.path} has only a model", allowed="a checkpoint, or border_cli.load")
     model = saved.description
     import_plugins(model, plugins, trust)
-    config = agent_config(model)
+    config = stored_config(model).agent
     agent: Agent = AGENTS[config.type].load().make_agent(config, model.spec, seed, device)
     try:
         agent.load_state(training)
@@ -314,7 +311,7 @@ def load_agent(
 
 def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
     """The policy of a saved model, in eval mode. Raises UsageError where its parts do not fit."""
-    config, spec = agent_config(saved.description), saved.description.spec
+    config, spec = stored_config(saved.description).agent, saved.description.spec
     module = AGENTS[config.type].load()
     module.check_spec(config, spec)
     policy: ActingPolicy = module.make_policy(config, spec, seed)
@@ -333,19 +330,10 @@ def import_plugins(model: ModelDescription, typed: Sequence[str], trusted: bool)
     registry.import_plugins(dict.fromkeys([*typed, *model.plugins]))
 
 
-def agent_config(model: ModelDescription) -> AgentConfig:
-    """The stored agent section, checked against the schema. Raises UsageError."""
-    return _checked("agent", model.agent).agent
-
-
-def env_config(model: ModelDescription) -> EnvConfig:
-    """The stored env section, checked against the schema. Raises UsageError."""
-    return _checked("env", model.env).env
-
-
-def _checked(name: str, section: Mapping[str, Any]) -> TrainConfig:
+def stored_config(model: ModelDescription) -> TrainConfig:
+    """A configuration with the stored sections agent and env, checked against the schema. Raises UsageError."""
     try:
-        return to_config({"agent": {"type": "dqn"}, name: section})
+        return to_config({"agent": dict(model.agent), "env": dict(model.env)})
     except UsageError as e:
         if str(e).startswith(("agent.type: ", "env.type: ")):
             raise UsageError(f"{first_line(e)}\nif a package brings it, add plugins=[<package>]") from e

@@ -29,9 +29,8 @@ from border_cli.core.errors import (
     first_line,
 )
 from border_cli.core.spaces import EnvSpec
-from border_cli.run.directory import CONFIG_FILE, locked, read_config
+from border_cli.run.directory import CONFIG_FILE, check_plain, locked, read_config
 from border_cli.run.summary import Resumed, read_summary
-from border_cli.run.trust import check_plain
 from border_cli.training.best_model import Candidate
 
 DONE = "done"

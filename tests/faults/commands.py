@@ -14,7 +14,7 @@ from border_cli.checkpoints.contents import CHECKPOINTS
 from border_cli.checkpoints.store import list_steps, newest_valid, step_name
 from border_cli.cli.train import main
 from border_cli.config.convert import to_plain
-from border_cli.run.trust import code_names
+from border_cli.run.directory import code_names
 from tests.faults.processes import START_S, assert_session_ends, handles, processes, wait_until
 from tests.faults.trap import GO, MARK
 from tests.real_runs import Run, tiny

@@ -8,7 +8,7 @@ import pytest
 
 from border_cli.cli.overrides import parse_overrides, typed_names
 from border_cli.core.errors import UsageError
-from border_cli.run.trust import check_code
+from border_cli.run.directory import check_code
 
 WRAPPERS = ["TimeAwareObservation", {"name": "my_envs:W", "kwargs": {"a": 1}}, {"name": "RecordVideo"}]
 NAMED: list[tuple[dict[str, Any], str, str, str | None]] = [
