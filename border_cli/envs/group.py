@@ -67,7 +67,7 @@ class GymEnv:
         n_envs: how many.
         owner: who acts in them, for messages.
         render_mode: as gymnasium's.
-        made: called after each environment is made, because making many can take long.
+        tick: called after each environment is made, because making many can take long.
         native: they are Atari games that run at the same time, in ALE's own threads.
         quiet: ignore warnings while they are made, because `try_env` has printed them.
 
@@ -82,7 +82,7 @@ class GymEnv:
         owner: str = "the environment",
         *,
         render_mode: str | None = None,
-        made: Callable[[], None] = lambda: None,
+        tick: Callable[[], None] = lambda: None,
         native: bool = False,
         quiet: bool = False,
     ) -> None:
@@ -97,7 +97,7 @@ class GymEnv:
                         if quiet:
                             warnings.simplefilter("ignore")
                         self.envs.append(make_gym(config, render_mode, native))
-                    made()
+                    tick()
         except BaseException:
             self.close()
             raise

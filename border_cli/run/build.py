@@ -102,7 +102,7 @@ class RunSetup:
         self.view.show(self.progress)
         return self.stop()
 
-    def made(self) -> None:
+    def tick(self) -> None:
         """Called after each environment, which may take long to make. Raises Interrupted if asked to stop."""
         self.view.show(self.progress)
         self.stop.check()
@@ -200,7 +200,7 @@ def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
     actors, columns = actor_spec(c, user), run_columns(c, setup.spec, user)
     if c.trainer.type == "sync":
         actor_id = actors.actor_id(0, 0, 1)
-        env = actor_env(actor_id, c, setup.made, resumable=True)
+        env = actor_env(actor_id, c, setup.tick, resumable=True)
         processor = actor_processor(actor_id, setup.spec, c, user.step_processor)
         seed_of = partial(seeding.episode_seed, c.seed, 0, 0)
         sampler = Sampler(env, agent, processor, seed_of, "actor 0")
@@ -222,20 +222,20 @@ def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int
         parts, timeout_s = _evaluator_spec(c), c.evaluator.heartbeat_timeout_s
         return ProcessEvaluator(parts, agent.model_info(), timeout_s, c.evaluator.restarts, limit)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
-    return make_inline_evaluator(c, setup.spec, setup.stop, setup.made, lazy, limit)
+    return make_inline_evaluator(c, setup.spec, setup.stop, setup.tick, lazy, limit)
 
 
 def make_inline_evaluator(
     config: TrainConfig,
     spec: EnvSpec,
     should_stop: StopCheck = lambda: False,
-    made: Callable[[], None] = lambda: None,
+    tick: Callable[[], None] = lambda: None,
     lazy: bool = False,
     limit: Callable[[], int] | None = None,
 ) -> InlineEvaluator:
-    """An evaluator in the caller's thread. made: called after each environment · lazy, limit: see `InlineEvaluator`."""
+    """An evaluator in the caller's thread. tick: called after each environment · lazy, limit: see `InlineEvaluator`."""
     parts = _evaluator_spec(config)
-    return InlineEvaluator(partial(parts.runner, made, should_stop), parts.policy(spec), lazy, limit)
+    return InlineEvaluator(partial(parts.runner, tick, should_stop), parts.policy(spec), lazy, limit)
 
 
 def _evaluator_spec(config: TrainConfig) -> EvaluatorSpec:

@@ -81,15 +81,15 @@ def actor_credit(config: TrainConfig) -> int:
 
 
 def actor_env(
-    actor_id: ActorId, config: TrainConfig, made: Callable[[], None] = lambda: None, resumable: bool = False
+    actor_id: ActorId, config: TrainConfig, tick: Callable[[], None] = lambda: None, resumable: bool = False
 ) -> GymEnv:
-    """The environments of one actor. made: called after each · resumable: in the middle of an episode."""
+    """The environments of one actor. tick: called after each · resumable: in the middle of an episode."""
     import_plugins(config.plugins)
     return (ReplayedEnv if resumable else GymEnv)(
         config.env,
         actor_id.n_envs,
         f"actor {actor_id.actor}",
-        made=made,
+        tick=tick,
         native=steps_natively(config),
         quiet=True,
     )
@@ -154,11 +154,11 @@ def run_columns(config: TrainConfig, spec: EnvSpec, user: UserParts | None = Non
     return item_columns(spec, config.buffer.with_priority(), extra, n_info)
 
 
-def evaluation_env(made: Callable[[], None], config: TrainConfig) -> GymEnv:
-    """The environments of evaluations. made: called after each."""
+def evaluation_env(tick: Callable[[], None], config: TrainConfig) -> GymEnv:
+    """The environments of evaluations. tick: called after each."""
     import_plugins(config.plugins)
     n_envs = min(config.evaluator.n_envs, config.evaluator.episodes)
-    return evaluation_envs(config.env, n_envs, made=made, quiet=True)
+    return evaluation_envs(config.env, n_envs, tick=tick, quiet=True)
 
 
 def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:

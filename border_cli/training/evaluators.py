@@ -216,7 +216,7 @@ class EvaluatorSpec:
     """What an evaluator is made of. It can be sent to a process.
 
     Args:
-        env: env(made) makes the environments, and calls `made` after each, because making many takes long.
+        env: env(tick) makes the environments, and calls `tick` after each, because making many takes long.
         policy: makes the policy for their spaces.
         max_episode_steps: env steps at which an episode is cut.
         info_keys: see `EpisodeRunner`.
@@ -228,9 +228,9 @@ class EvaluatorSpec:
     info_keys: tuple[str, ...] = ()
     seed: int = 0
 
-    def runner(self, made: Callable[[], None], should_stop: StopCheck) -> EpisodeRunner:
+    def runner(self, tick: Callable[[], None], should_stop: StopCheck) -> EpisodeRunner:
         """Make the environments, and what runs episodes in them."""
-        return EpisodeRunner(self.env(made), self.max_episode_steps, should_stop, self.info_keys)
+        return EpisodeRunner(self.env(tick), self.max_episode_steps, should_stop, self.info_keys)
 
 
 @dataclass(frozen=True)

@@ -118,11 +118,11 @@ def test_all_environments_are_closed_also_if_making_them_fails(
         if len(turns) == 5:
             raise Interrupted(ExitCode.SIGTERM)
 
-    GymEnv(counting(), 3, "actor 0", made=stop_at_five).close()
+    GymEnv(counting(), 3, "actor 0", tick=stop_at_five).close()
     assert (len(turns), len(closed)) == (3, 3)
     assert caplog.text.count("closing an environment of actor 0 failed") == 3
     with pytest.raises(Interrupted):
-        GymEnv(counting(), 3, made=stop_at_five)
+        GymEnv(counting(), 3, tick=stop_at_five)
     assert len(closed) == 5
 
 

@@ -28,7 +28,7 @@ def config(game: str = "Breakout", **values: object) -> EnvConfig:
 
 
 # with and without FIRE; both have lives
-@pytest.mark.parametrize(("game", "env_steps"), sampled([("Breakout", 300), ("MsPacman", 650)], 1))
+@pytest.mark.parametrize(("game", "env_steps"), sampled([("Breakout", 300), ("MsPacman", 650)], 2))
 def test_two_games_equal_those_of_gymnasium_over_several_episodes(game: str, env_steps: int) -> None:
     native, usual = GymEnv(config(game), 2, native=True), GymEnv(config(game), 2)
     assert native.spec == usual.spec
