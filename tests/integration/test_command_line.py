@@ -327,6 +327,9 @@ def test_a_refusal_before_training_leaves_no_folder(build, tmp_path, capsys):
     build.refuse = UsageError("env.id: there is no such environment")
     assert main(["env=cartpole"]) == 2
     assert capsys.readouterr().err == "error: env.id: there is no such environment\n"
+    assert main(["-m", "seed=1,2", "n_actors=1,0"]) == 2  # every job is checked before the first starts
+    assert "n_actors: 0 is out of range" in capsys.readouterr().err
+    assert [call[0] for call in build.calls] == ["preflight"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -365,27 +368,6 @@ def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(build, tmp_path, 
     assert capsys.readouterr().out == ""  # not even the table of the jobs
 
 
-def test_every_job_is_checked_before_the_first_starts(build, tmp_path, capsys):
-    assert main(["-m", "seed=1,2", "n_actors=1,0"]) == 2
-    assert "n_actors: 0 is out of range" in capsys.readouterr().err
-    assert build.calls == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_job_is_reported_the_sweep_continues_and_ends_with_a_table(build, capsys):
-    build.fail = {2: NonFiniteError("loss is nan"), 3: UsageError("no")}
-    assert main(["-m", HERE, "seed=1,2,3"]) == 4
-    assert [config.seed for config, _, _ in build.trained] == [1, 2, 3]
-    out, err = capsys.readouterr()
-    assert err.splitlines() == ["job 1 (seed=2): error: loss is nan", "job 2 (seed=3): error: no"]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
-    header, first, second, *_ = (row for row in rows if row)
-    assert header == ["job", "settings", "state", "time", "last", "best"]
-    assert (first[:3], first[5]) == (["0", "seed=1", "done"], "1.00")
-    assert (second[:3], second[5]) == (["1", "seed=2", "failed"], "-")
-    assert "jobs, in runs/sweeps/" in out
-
-
 def test_an_interruption_ends_the_whole_sweep(build):
     build.fail = {1: Interrupted(ExitCode.SIGINT)}
     assert main(["-m", HERE, "seed=1,2"]) == 130
@@ -413,15 +395,21 @@ class ElsewhereLauncher(Launcher):
 
 
 def test_jobs_that_a_launcher_pickles_are_in_exit_code_and_table(build, capsys, monkeypatch):
+    plugins = Plugins.instance()  # before its package is replaced
     for name in ("hydra_plugins", "hydra_plugins.elsewhere"):
         module = types.ModuleType(name)
         module.ElsewhereLauncher = ElsewhereLauncher
         monkeypatch.setitem(sys.modules, name, module)
     target = {"_target_": "hydra_plugins.elsewhere.ElsewhereLauncher"}
     ConfigStore.instance().store(group="hydra/launcher", name="elsewhere", node=target)
-    Plugins.instance().register(ElsewhereLauncher)
+    plugins.register(ElsewhereLauncher)
     build.fail = {2: NonFiniteError("loss is nan")}
     assert main(["-m", "hydra/launcher=elsewhere", "seed=1,2", "agent.lr=0.5"]) == 4
     assert [(config.seed, config.agent.lr) for config, _, _ in build.trained] == [(1, 0.5), (2, 0.5)]
-    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [(row[3].strip(), row[6].strip()) for row in rows[1:]] == [("done", "1.00"), ("failed", "-")]
+    out, err = capsys.readouterr()
+    assert err.splitlines() == ["job 1 (seed=2): error: loss is nan"]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line[:1] == "|"]
+    header, first, second = rows
+    assert header == ["job", "settings", "state", "time", "last", "best"]
+    assert (first[0], first[2], first[5]) == ("0", "done", "1.00")
+    assert (second[0], second[2], second[5]) == ("1", "failed", "-")

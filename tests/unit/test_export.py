@@ -81,53 +81,45 @@ def test_another_shape_of_a_part_is_named(tmp_path: Path, observation: Any, mess
         numpy_policy.load(tmp_path)(observation)
 
 
-def test_the_copied_policy_needs_neither_torch_nor_border_cli(tmp_path: Path) -> None:
+def test_the_copied_policy_needs_neither_torch_nor_border_cli_and_its_readme_says_how_to_use_it(
+    tmp_path: Path,
+) -> None:
     spec = spec_of("dict", "iqn")
     policy = policy_of("iqn", spec)
     given, stored = observations("dict", spec)
-    write_policy(policy, spec, tmp_path, "numpy", "title")
+    files = write_policy(policy, spec, tmp_path, "numpy", "iqn on Car-v0")
+    assert sorted(files) == sorted(tmp_path.iterdir())
+    page = (tmp_path / "README.md").read_text()
+    assert page.startswith("# iqn on Car-v0\n")
+    for line in (
+        "| `obs.gear` | () | int64 | its part gear |",
+        "| `obs.view` | (6, 6, 2) | float32 | its part view |",
+        "The output `action` is () int64, as the environment takes it.",
+    ):
+        assert line in page
+    assert "random action instead" not in page
     np.savez(tmp_path / "given.npz", **nested(spec, given))
+    code = "".join(f"{line.strip()}\n" for line in page.splitlines() if line.startswith("    "))
+    assert "action = policy(observation)\n" in code
     (tmp_path / "use.py").write_text(
         "import sys\n"
         "for name in ('torch', 'border_cli', 'gymnasium'):\n"
         "    sys.modules[name] = None\n"  # importing it raises
         "import numpy as np\n"
-        "from policy import load\n"
-        "np.save('actions.npy', load()(dict(np.load('given.npz'))))\n"
+        "observation = dict(np.load('given.npz'))\n"
+        f"{code}\n"
+        "np.save('actions.npy', action)\n"
     )
     subprocess.run([sys.executable, "use.py"], cwd=tmp_path, check=True)
     assert_same(spec, np.load(tmp_path / "actions.npy"), own_actions(policy, spec, stored))
 
 
-def test_the_readme_has_every_input_and_the_output(tmp_path: Path) -> None:
-    spec = spec_of("dict", "sac")
-    files = write_policy(policy_of("sac", spec), spec, tmp_path, "numpy", "sac on Car-v0")
-    assert sorted(files) == sorted(path for path in tmp_path.iterdir())
-    page = (tmp_path / "README.md").read_text()
-    assert page.startswith("# sac on Car-v0\n")
-    for line in (
-        "| `obs.gear` | () | int64 | its part gear |",
-        "| `obs.view` | (6, 6, 2) | float32 | its part view |",
-        "action = policy(observation)\n",
-        "The output `action` is (3) float32, as the environment takes it.",
-    ):
-        assert line in page
-    code = "".join(f"{line.strip()}\n" for line in page.splitlines() if line.startswith("    "))
-    begin = "observation = {'gear': 1, 'speed': [0, 1], 'view': [[[0, 0]] * 6] * 6}\n"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{begin}{code}print(action.shape)"], cwd=tmp_path, stdout=-1
-    )
-    assert done.stdout == b"(3,)\n"
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.01])
-def test_the_readme_says_whether_evaluations_take_random_actions(tmp_path: Path, epsilon: float) -> None:
+def test_the_readme_says_that_evaluations_take_random_actions(tmp_path: Path) -> None:
     spec = spec_of("vector", "dqn")
-    config = DqnConfig(hidden=[4], eval_epsilon=epsilon)
-    policy = AGENTS["dqn"].load().make_policy(config, spec, 0)
+    policy = AGENTS["dqn"].load().make_policy(DqnConfig(hidden=[4], eval_epsilon=0.01), spec, 0)
     write_policy(policy, spec, tmp_path, "numpy", "title")
     sentence = "Evaluations of this run take a random action instead with probability 0.01."
-    assert (sentence in (tmp_path / "README.md").read_text()) == (epsilon > 0)
+    assert sentence in (tmp_path / "README.md").read_text()
 
 
 def test_an_agent_without_a_function_of_tensors_is_refused(tmp_path: Path) -> None:
