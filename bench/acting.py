@@ -1,22 +1,18 @@
-"""Env steps per second of one actor beside raw stepping of the same environments, and of Atari games in ALE's threads."""
+"""Env steps per second of one actor beside raw stepping of the same environments."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
 from bench.report import Figure
 from border_cli import compose
 from border_cli.actors.manager import ActorManager
 from border_cli.config.resolve import steps_natively
-from border_cli.config.schema import EnvConfig, TrainConfig
+from border_cli.config.schema import TrainConfig
 from border_cli.envs.group import GymEnv
 from border_cli.envs.make import make_gym
 from border_cli.run import factories
-
-GAME_STEPS = 400
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,7 @@ CASES = (
 
 def measure(repetitions: int, cases: tuple[Case, ...] = CASES) -> list[Figure]:
     """Measure raw stepping and an actor with as many environments, in turn."""
-    figures = [figure for case in cases for figure in _ratios(case, repetitions)]
-    return figures + _games(repetitions)
+    return [figure for case in cases for figure in _ratios(case, repetitions)]
 
 
 def _ratios(case: Case, repetitions: int) -> list[Figure]:
@@ -79,35 +74,6 @@ def _ratios(case: Case, repetitions: int) -> list[Figure]:
             ),
         ]
     return figures
-
-
-def _games(repetitions: int) -> list[Figure]:
-    """Measure eight games of Pong in one process, by threads of ALE and by gymnasium, in turn."""
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(repetitions):
-        for native, found in rates.items():
-            found.append(_game_rate(native))
-    ratio = [a / b for a, b in zip(rates[True], rates[False], strict=True)]
-    return [
-        Figure("8 games of Pong, preprocessed by gymnasium", rates[False], "env steps/s"),
-        Figure("8 games of Pong, in ALE's threads", rates[True], "env steps/s"),
-        Figure("ALE's threads over gymnasium", ratio, ""),
-    ]
-
-
-def _game_rate(native: bool) -> float:
-    n_envs = 8
-    config = EnvConfig(id="ALE/Pong-v5", preprocess="atari", fire_reset=True, frame_stack=4)
-    env = GymEnv(config, n_envs, native=native)
-    for i in range(n_envs):
-        env.reset(i, seed=i)
-    action = np.random.default_rng(0).integers(0, env.spec.action.n, (GAME_STEPS, n_envs))
-    began = time.perf_counter()
-    for now in action:
-        env.step(range(n_envs), now)  # no game ends within so few env steps
-    rate = GAME_STEPS * n_envs / (time.perf_counter() - began)
-    env.close()
-    return rate
 
 
 def _raw_rate(config: TrainConfig, env_steps: int) -> float:

@@ -60,7 +60,7 @@ STARTUP = (
 PARTS = """
 import json
 from bench import acting, learning, replay, transport
-replay.CAPACITIES, replay.frames = (10_000, 1_000_000), list
+replay.CAPACITIES = 10_000, 1_000_000
 print(json.dumps(["bare update", "opt steps/s", learning.bare_update_rate()]))
 for figure in [*acting.measure(1), *replay.measure(1), *transport.measure(1)]:
     print(json.dumps([figure.name, figure.unit, figure.values[0]]))

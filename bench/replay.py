@@ -1,14 +1,12 @@
-"""Prioritised sampling and updating beside cpprb's, and the memory of a million Atari frames."""
+"""Prioritised sampling and updating beside cpprb's."""
 
 from __future__ import annotations
 
 import itertools
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -21,18 +19,12 @@ from border_cli.replay.config import PrioritizedConfig
 BATCH = 256
 CAPACITIES = (10_000, 100_000, 1_000_000, 10_000_000)
 SMALL = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (4,), "float32"),)), ActionSpec("discrete", n=2))
-FRAMES = EnvSpec(
-    ObsSpec((ObsLeaf("obs", (), "box", (4, 84, 84), "uint8", 0.0, 255.0, stack=4),)),
-    ActionSpec("discrete", n=6),
-)
-N_STEP, STREAMS, EPISODE, CHUNK = 3, 8, 1_000, 64
-STEPS = 1_000_000
 ROUNDS = 300
 PROMISED = "at most 1"
 
 
 def measure(repetitions: int) -> list[Figure]:
-    """Measure both replays at each capacity in turn, then the memory."""
+    """Measure both replays at each capacity in turn."""
     figures = []
     for capacity in CAPACITIES:
         ours, theirs = _ours(capacity), _cpprb(capacity)
@@ -45,7 +37,7 @@ def measure(repetitions: int) -> list[Figure]:
             Figure(f"sample and update {BATCH} of {capacity:.0e} rows, prioritised", both_us, "µs"),
             Figure(f"sampling alone over cpprb's, {capacity:.0e} rows", ratio, "", PROMISED),
         ]
-    return [*figures, *frames()]
+    return figures
 
 
 @dataclass(frozen=True)
@@ -54,44 +46,6 @@ class _Replay:
 
     sample: Callable[[], object]
     update: Callable[[], object]
-
-
-def frames() -> list[Figure]:
-    """Measure the memory of a replay of a million Atari env steps, prioritised and with n-step returns."""
-    before = _resident()
-    config = PrioritizedConfig(capacity=STEPS + STEPS // EPISODE, n_step=N_STEP, normalizer="all")
-    buffer = make_buffer(config, FRAMES, 0)
-    _fill_with_frames(buffer)
-    buffer.update_priority((batch := buffer.batch(BATCH)).ix, np.ones(BATCH, np.float32))
-    del batch
-    taken = _resident() - before
-    return [
-        Figure(
-            "memory per env step, frames of 84×84, prioritised, 3-step, 8 streams", [taken / STEPS], "bytes"
-        ),
-        Figure("memory of a million env steps of them", [taken / 1e9], "GB", "at most 7.3"),
-    ]
-
-
-def _fill_with_frames(buffer: RowReplayBuffer) -> None:
-    """Push chunks of the streams in turn. Every second episode is truncated."""
-    columns, rng = item_columns(FRAMES), np.random.default_rng(0)
-    frame = rng.integers(0, 256, (CHUNK, 84, 84), np.uint8)
-    at, pushed = [0] * STREAMS, 0
-    while pushed < STEPS:
-        for stream in range(STREAMS):
-            n = min(CHUNK, EPISODE + 1 - at[stream])
-            items = empty_items(columns, n)
-            age = at[stream] + np.arange(n)
-            items["obs"] = frame[:n]
-            items["step_in_episode"][:] = np.minimum(age, 255)
-            items["n_steps"][:] = np.minimum(N_STEP, EPISODE - age)
-            items["discount"][:] = 0.99 ** items["n_steps"]
-            items["terminated"][:] = age + N_STEP > EPISODE
-            items["env"][:] = stream
-            buffer.push(items, stream)
-            at[stream] = (at[stream] + n) % (EPISODE + 1)
-            pushed += n
 
 
 def _filled(capacity: int) -> RowReplayBuffer:
@@ -145,9 +99,3 @@ def _microseconds(once: Callable[[], object]) -> float:
             once()
         times.append((time.perf_counter() - began) / 10)
     return 1e6 * statistics.median(times)
-
-
-def _resident() -> int:
-    """Return the resident memory of this process in bytes."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()

@@ -57,18 +57,8 @@ def _holds(row: Row, found: list[dict[str, Any]]) -> bool | None:
 
 
 def _bars(rows: list[Row], results: Results) -> str:
-    head = [
-        "environment",
-        "agent",
-        "seeds",
-        "env steps",
-        "mean of the best",
-        "least",
-        "mean of the last",
-        "target",
-        "met",
-        "published",
-    ]
+    head = ["environment", "agent", "seeds", "env steps", "mean of the best", "least", "mean of the last"]
+    head += ["target", "met", "published"]
     lines = []
     for row in rows:
         found = results[row.name]
@@ -79,32 +69,14 @@ def _bars(rows: list[Row], results: Results) -> str:
         verdict = {True: "yes", False: "**no**", None: "not yet run" if not found else "seeds missing"}[
             _holds(row, found)
         ]
-        seeds = f"{len(found)} of {len(row.seeds)}"
-        lines.append(
-            [
-                _env(row, found),
-                row.agent,
-                seeds,
-                *cells,
-                str(row.bar),
-                verdict,
-                row.bar.published if row.bar else "",
-            ]
-        )
+        seeds, published = f"{len(found)} of {len(row.seeds)}", row.bar.published if row.bar else ""
+        lines.append([_env(row, found), row.agent, seeds, *cells, str(row.bar), verdict, published])
     return markdown(head, lines)
 
 
 def _parity(results: Results) -> str:
-    head = [
-        "environment",
-        "agent",
-        "training mode",
-        "seeds",
-        "mean of the best",
-        "second half of the curve, mean and 95% interval",
-        "last, mean and 95% interval",
-        "minutes",
-    ]
+    half, last = "second half of the curve, mean and 95% interval", "last, mean and 95% interval"
+    head = ["environment", "agent", "training mode", "seeds", "mean of the best", half, last, "minutes"]
     lines = []
     for row in (row for row in ROWS if row.table == "parity"):
         found = results[row.name]

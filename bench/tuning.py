@@ -7,7 +7,7 @@ searches the same space at random, with one whole run of each configuration and 
 The best configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean of the
 evaluations. Results go to bench/results/tuning.jsonl after each half of a repetition; halves that are there are not run
 again.
-Writes a table of all repetitions, with the mean difference and its 95% bootstrap interval, into docs/sweeps.md. A
+Writes a table of all repetitions, with the mean difference and its 95% interval, into docs/sweeps.md. A
 repetition takes 10 to 20 minutes for CartPole and 30 to 60 for Acrobot on two cores.
 """
 
@@ -29,6 +29,7 @@ import numpy as np
 
 from bench.report import markdown, write_between_marks
 from border_cli.config.convert import load
+from border_cli.core.metrics import mean_interval
 from border_cli.recorders.files import METRICS_FILE, read_jsonl
 from border_cli.sweeps.jobs import Sweep
 
@@ -94,7 +95,6 @@ TUNING = (
 )
 HEAD = ("environment", "repetition", "tuned", "random", "difference", "opt steps, tuned", "opt steps, random")
 FRESH_RUNS = 10
-RESAMPLES = 10_000
 
 
 def sweep(folder: Path, env: str, words: Sequence[str]) -> Sweep:
@@ -158,14 +158,6 @@ def random_half(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"random": scores, "random_params": params, "opt_steps": steps | {"random": spent}}
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """95% percentile bootstrap interval of the mean."""
-    rng = np.random.default_rng(0)
-    means = rng.choice(np.asarray(differences), (RESAMPLES, len(differences))).mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def known() -> dict[tuple[str, int, int], dict[str, Any]]:
     """The newest row of each repetition of this design: (environment, trials, seed) → row. One may have a half alone."""
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
@@ -194,9 +186,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             scores = [f"{one:.1f}" for one in (tuned, by_chance)] + [f"{differences[-1]:+.1f}"]
             spent = [f"{steps['tuned']:,}", f"{steps['random']:,}"]
             lines.append([env, str(row["seed"]), *scores, *spent])
-        if len(differences) > 1:
-            low, high = interval(differences)
-            mean = f"{np.mean(differences):+.1f} ({low:+.1f} to {high:+.1f})"
+        if (interval := mean_interval(differences)) is not None:
+            mean = "{:+.1f} ({:+.1f} to {:+.1f})".format(np.mean(differences), *interval)
             lines.append([env, "mean", "", "", mean, "", ""])
     return markdown(HEAD, lines)
 

@@ -31,7 +31,6 @@ PEERS = (
     ),
     Peer("PFRL", ("pfrl==0.4.0", "packaging>=24"), "pfrl_dqn.py"),
     Peer("Tianshou", ("tianshou==2.0.1",), "tianshou_dqn.py"),
-    Peer("sheeprl", ("sheeprl==0.8.4",), "sheeprl_sac.py"),
 )
 
 
@@ -56,7 +55,6 @@ class Task:
 
 
 DQN_PEERS = ("stable-baselines3", "PFRL", "Tianshou")
-SAC_PEERS = ("stable-baselines3", "sheeprl")
 SB3 = DQN_PEERS[:1]
 ZOO_CARTPOLE = (
     "env=cartpole",
@@ -122,7 +120,7 @@ TASKS = (
         (*ZOO_CARTPOLE, "agent.quantiles=200"),
         agent="qrdqn",
     ),
-    _rate("SAC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 12_000, CHEETAH, SAC_PEERS, agent="sac"),
+    _rate("SAC 256-256, HalfCheetah", "HalfCheetah-v5", (256, 256), 12_000, CHEETAH, agent="sac"),
     _rate(
         "SAC 256-256, HalfCheetah, two threads",
         "HalfCheetah-v5",
