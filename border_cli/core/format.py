@@ -6,23 +6,13 @@ import math
 from collections.abc import Sequence
 
 MISSING = "-"
-_SUFFIXES = ("", "k", "M", "G", "T", "P", "E")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_EXACT_BELOW = 10_000_000
 _DAY_S = 86_400
 
 
 def count(value: float | None) -> str:
-    """A count: exact up to seven digits (`31,000`), three digits and a suffix above (`12.3M`)."""
-    if value is None or not math.isfinite(value):
-        return MISSING
-    if abs(value) < _EXACT_BELOW:
-        return f"{round(value):,}"
-    step = 0
-    while abs(value) >= 999.5 and step < len(_SUFFIXES) - 1:
-        value /= 1000
-        step += 1
-    return f"{value:.3g}{_SUFFIXES[step]}"
+    """A whole number (`31,000`)."""
+    return MISSING if value is None or not math.isfinite(value) else f"{round(value):,}"
 
 
 def number(value: float | None) -> str:
