@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -36,11 +37,16 @@ SPACES: dict[str, spaces.Space[Any]] = {
 
 
 class Sampled(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Observations drawn from one of SPACES, actions counted from START; an action outside is an error."""
+    """Observations drawn from a space, or one of SPACES. Actions are so many, from START, or of a space; others are errors.
 
-    def __init__(self, space: str, actions: int = 3) -> None:
-        self.observation_space = spaces.Dict(o=SPACES[space])["o"]  # a copy with its own random generator
-        self.action_space = spaces.Discrete(actions, start=START)
+    received: the actions that it gets.
+    """
+
+    def __init__(self, space: str | spaces.Space[Any], actions: int | spaces.Space[Any] = 3) -> None:
+        space = SPACES[space] if isinstance(space, str) else space
+        self.observation_space = copy.deepcopy(space)  # with its own random generator
+        self.action_space = spaces.Discrete(actions, start=START) if isinstance(actions, int) else actions
+        self.received: list[Any] = []
         self._time = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -53,6 +59,7 @@ class Sampled(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if not self.action_space.contains(action):
             raise ValueError(f"{action!r} is none of {self.action_space}")
+        self.received.append(action)
         self._time += 1
         return self.observation_space.sample(), 1.0, False, self._time == EPISODE, {}
 

@@ -13,43 +13,28 @@ from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.core.errors import UsageError
 from border_cli.envs.group import GymEnv
 from border_cli.envs.trial import try_env
-from tests.envs import Sound
 
+TWO = spaces.Discrete(2)
 FLAT = spaces.Box(-1.0, 1.0, (2,), np.float32)
 FLATTEN = WrapperConfig("FlattenActions")
 
 
-class Spaces(Sound):
-    """Has these spaces, and keeps the actions that it gets. Observations are samples."""
-
-    def __init__(
-        self, actions: spaces.Space[Any] | None = None, observations: spaces.Space[Any] = FLAT
-    ) -> None:
-        self.observation_space = observations
-        self.action_space = spaces.Discrete(2) if actions is None else actions
-        self.given: list[Any] = []
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        self.given.append(action)
-        return self.observation_space.sample(), 1.0, False, False, {}
+def config(
+    *wrappers: WrapperConfig,
+    actions: spaces.Space[Any] = TWO,
+    observations: spaces.Space[Any] = FLAT,
+) -> EnvConfig:
+    kwargs = {"space": observations, "actions": actions}
+    return EnvConfig(entry_point="tests.envs:Sampled", kwargs=kwargs, wrappers=list(wrappers))
 
 
-def config(*wrappers: WrapperConfig, **kwargs: Any) -> EnvConfig:
-    return EnvConfig(entry_point=f"{__name__}:Spaces", kwargs=kwargs, wrappers=list(wrappers))
-
-
-def given(action: Any, *wrappers: WrapperConfig, **kwargs: Any) -> Any:
+def received(action: Any, *wrappers: WrapperConfig, **kwargs: Any) -> Any:
     """Return what the environment gets for a stored action."""
     env = GymEnv(config(*wrappers, **kwargs))
     env.reset(0, seed=0)
     env.step([0], np.array([action]))
-    inner = env.envs[0].unwrapped
-    assert inner.action_space.contains(inner.given[0])
-    return inner.given[0]
+    (result,) = env.envs[0].unwrapped.received
+    return result
 
 
 # -- which spaces are taken ----------------------------------------------
@@ -119,17 +104,17 @@ def test_a_space_of_the_old_gym_is_named_with_its_module() -> None:
 
 
 def test_actions_have_the_type_that_the_spaces_sample_has() -> None:
-    assert type(given(1)) is np.int64
-    action = given(2, actions=spaces.Discrete(3, start=5))
+    assert type(received(1)) is np.int64
+    action = received(2, actions=spaces.Discrete(3, start=5))
     assert (type(action), action) == (np.int64, 7)
-    action = given([0.2, 0.4], actions=spaces.Box(-1.0, 1.0, (2,), np.float64))
+    action = received([0.2, 0.4], actions=spaces.Box(-1.0, 1.0, (2,), np.float64))
     assert action.dtype == np.float64
 
 
 def test_actions_of_an_integer_box_are_rounded_numbers() -> None:
     actions = spaces.Box(np.array([0, -3]), np.array([9, 3]), (2,), np.int64)
-    assert given(np.array([8.6, -2.4], np.float32), actions=actions).tolist() == [9, -2]
-    assert given(np.array([11.0, -3.4], np.float32), actions=actions).tolist() == [9, -3]
+    assert received(np.array([8.6, -2.4], np.float32), actions=actions).tolist() == [9, -2]
+    assert received(np.array([11.0, -3.4], np.float32), actions=actions).tolist() == [9, -3]
 
 
 @pytest.mark.parametrize(
@@ -143,14 +128,14 @@ def test_actions_of_an_integer_box_are_rounded_numbers() -> None:
 )
 def test_combinations_of_actions_are_numbered(actions: spaces.Space[Any], number: int, expected: Any) -> None:
     spec = try_env(config(FLATTEN, actions=actions)).spec
-    found = given(number, FLATTEN, actions=actions)
+    found = received(number, FLATTEN, actions=actions)
     assert found.tolist() == expected
-    every = [str(given(i, FLATTEN, actions=actions)) for i in range(spec.action.n)]
+    every = [str(received(i, FLATTEN, actions=actions)) for i in range(spec.action.n)]
     assert len(set(every)) == spec.action.n
 
 
 def test_actions_can_be_pythons_int() -> None:
-    assert type(given(1, WrapperConfig("IntActions"))) is int
+    assert type(received(1, WrapperConfig("IntActions"))) is int
 
 
 def test_actions_without_bounds_get_those_that_the_message_suggests() -> None:

@@ -34,6 +34,11 @@ from border_cli.replay.config import PrioritizedConfig
 from border_cli.runtime import machine
 from tests.fakes import Paper
 
+SCREENS = dict(
+    section.split("\n", 1)
+    for section in Path(__file__).with_name("screens.txt").read_text(encoding="utf-8").split("== ")[1:]
+)
+"""Whole texts by name."""
 FULL = Progress(
     "training", 83.0, 15_000, 31_000, max_env_steps=50_000, warmup_period=1_000, opt_steps_per_sec=312.4,
     samples_per_sec=12_345.6, ratio_target=2.0, ratio_actual=2.003, actors_blocked=0.63, learner_blocked=0.02,
@@ -60,46 +65,11 @@ def drawn(progress: Progress, width: int = 80, *, colour: bool = False) -> str:
     return capture.get()
 
 
-TRAINING = """\
-╭─ dqn on CartPole-v1 ─────────────────────────────────────────────────────────╮
-│ phase       training  0:01:23  31,000 env steps  15,000 opt steps            │
-│ budget      ━━━━━━━━━━━━━━━━            62% of 50,000 env steps  ETA 0:00:01 │
-│                                                                              │
-│ return        49.5  ▁▁▁▁▁▂▂▂▃▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇████  mean of 100 episodes   │
-│ evaluation   487.2  ▁█  at opt step 14,000                                   │
-│             0.25 is_success                                                  │
-│ best         487.2  at opt step 14,000, unconfirmed                          │
-│                                                                              │
-│ speed       312.4 opt steps/s  12,346 samples/s                              │
-│ ratio       2.00 env steps per opt step  target 2.00                         │
-│ blocked     actors 63%  learner 2%                                           │
-│ actors      7/8 alive  policy lag 6.30 opt steps                             │
-│ replay      31% full  31,000 of 100,000 rows                                 │
-│                                                                              │
-│ learner-bound: the actors wait 63% of the time; n_actors=4 would be enough;  │
-│ a larger trainer.opt_interval uses more env steps, with fewer opt steps on   │
-│ each                                                                         │
-╰──────────────────────────────────────────────────────────────────────────────╯
-"""
-STARTING = """\
-╭─ dqn on CartPole-v1 ─────────────────────────────────────────────────────────╮
-│ phase       starting  0:00:00  0 env steps  0 opt steps                      │
-│                                                                              │
-│ return           -  no episode has ended                                     │
-│ evaluation       -  none so far                                              │
-│                                                                              │
-│ speed       - opt steps/s  - samples/s                                       │
-│ ratio       - env steps per opt step  target -                               │
-│ replay      - full  0 of 0 rows                                              │
-│                                                                              │
-│ starting: making the environments; each actor loads the first model          │
-╰──────────────────────────────────────────────────────────────────────────────╯
-"""
-
-
 def test_frames() -> None:
-    assert drawn(FULL) == TRAINING
-    assert drawn(Progress(asynchronous=False)) == STARTING  # sync has no actors that wait
+    assert drawn(FULL) == SCREENS["the live view while it trains"]
+    assert (
+        drawn(Progress(asynchronous=False)) == SCREENS["the live view at the start"]
+    )  # sync has no actors that wait
     assert "target none" in drawn(replace(FULL, ratio_target=None))
     assert "99% of 50,000" in drawn(replace(FULL, env_steps=49_999))  # the bar is full only at the end
     done = drawn(replace(FULL, phase="done", actors_alive=0))
@@ -240,16 +210,7 @@ def test_the_complete_banner() -> None:
     c.agent = DqnConfig(lr=2.3e-3, atoms=21)
     c.trainer.opt_interval, c.actor_manager.envs_per_actor = 2.0, 4
     typed = {"agent": "dqn", "env": "cartpole", "n_actors": "8", "actor_manager.envs_per_actor": "4"}
-    assert banner_of(c, typed) == (
-        "dqn on CartPole-v1, async with 8 actors of 4 environments, device cpu, seed 0, not reproducible\n"
-        "preset   dqn_cartpole: mean return of at least 475; 2 other values, which --cfg job shows\n"
-        "budget   50,000 env steps; 2 env steps per opt step after 1,000 env steps of warm-up\n"
-        "typed    agent=dqn  env=cartpole  n_actors=8  actor_manager.envs_per_actor=4\n"
-        "changed  agent.atoms=21\n"
-        "replay   3.8 MiB for 100,000 rows, part of each checkpoint\n"
-        "machine  processes: 9, compute threads: 9\n"
-        "run      runs/2026-11-21/10-15-00.123_dqn_cartpole"
-    )
+    assert f"{banner_of(c, typed)}\n" == SCREENS["a banner"]
 
 
 @pytest.mark.parametrize(
@@ -335,92 +296,6 @@ def end_tables(
     return file.getvalue()
 
 
-END = """\
-trainer
-+------------------------+--------------------------+
-|                        |                    value |
-+------------------------+--------------------------+
-| ended by               |            max_env_steps |
-| duration               |                  0:01:40 |
-| opt steps              |                   24,500 |
-| env steps              |                   50,000 |
-| opt steps/s            |                    245.0 |
-| samples/s              |                    500.0 |
-| env steps per opt step |       2.00 (target 2.00) |
-| actors blocked         |                      40% |
-| learner blocked        |                       2% |
-| last score             | 487.2 at opt step 24,000 |
-| best score             | 500.0 at opt step 20,000 |
-+------------------------+--------------------------+
-actors
-+-------+-------------+-----------+----------+-----------+---------+---------+
-| actor | incarnation | env steps | episodes | samples/s | blocked | state   |
-+-------+-------------+-----------+----------+-----------+---------+---------+
-|     0 |           0 |    30,000 |      200 |     300.0 |     60% | stopped |
-|     1 |           2 |    20,000 |      100 |     300.0 |      0% | stopped |
-+-------+-------------+-----------+----------+-----------+---------+---------+
-bound    the actors wait for the learner most of the time
-expected 475 expected: reached with 500.0
-next     border-train resume='runs/a b'
-"""
-PLAN = """\
-run
-+---------------------+----------------------+
-|                     |                value |
-+---------------------+----------------------+
-| ends by             | max_opts, or earlier |
-| env steps           |        at most 1,500 |
-| opt steps           |          at most 500 |
-| evaluations         |            at most 1 |
-| checkpoints written |            at most 1 |
-| processes           |                    5 |
-| compute threads     |          5 on 2 CPUs |
-+---------------------+----------------------+
-memory
-+---------------+-----------+
-|               |     value |
-+---------------+-----------+
-| replay        |  29.3 KiB |
-| learner       |  96.0 MiB |
-| rings         |   7.8 KiB |
-| model channel |     300 B |
-| actors        |  96.0 MiB |
-| in all        | 192.0 MiB |
-| free          |   8.0 GiB |
-+---------------+-----------+
-disk
-+------------------------+-----------+
-|                        |     value |
-+------------------------+-----------+
-| checkpoints            |  66.0 KiB |
-| best model             | 128.8 KiB |
-| in all                 | 194.7 KiB |
-| free                   |   8.0 GiB |
-| one checkpoint         |  66.0 KiB |
-| one with a full replay |   1.0 MiB |
-+------------------------+-----------+
-alone
-+-----------------------------+-------------------+
-|                             |             value |
-+-----------------------------+-------------------+
-| one actor, 1 environment    | 1,000 env steps/s |
-| one actor, 16 environments  | 4,000 env steps/s |
-| learner, eager, 1 thread    | 100.0 opt steps/s |
-| learner, compiled, 1 thread | 250.0 opt steps/s |
-+-----------------------------+-------------------+
-together
-+------------------------------------------------------+-------------+
-|                                                      |       value |
-+------------------------------------------------------+-------------+
-| env steps/s                                          |       247.8 |
-| opt steps/s                                          |       247.8 |
-| opt steps are                                        |    compiled |
-| slower side                                          | the learner |
-| training, without start, evaluations and checkpoints |     0:00:02 |
-+------------------------------------------------------+-------------+
-"""
-
-
 def stripped(text: str) -> str:
     """Titles are filled with spaces."""
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
@@ -428,7 +303,10 @@ def stripped(text: str) -> str:
 
 def test_the_tables_at_the_end_and_the_lines_below_them_in_a_file() -> None:
     """Samples per second are of this launch, and shares of waiting too."""
-    assert stripped(end_tables(RESULT, command="border-train resume='runs/a b'")) == END
+    assert (
+        stripped(end_tables(RESULT, command="border-train resume='runs/a b'"))
+        == SCREENS["the tables at the end"]
+    )
     assert "next" not in end_tables(RESULT)
     assert "blocked" not in end_tables(RunResult("max_opts"), Progress(asynchronous=False))
 
@@ -484,7 +362,7 @@ def test_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     measured, c, file = Measured(acting, learning, 250.0, "compiled"), config(n_actors=4), io.StringIO()
     c.trainer.max_env_steps, c.trainer.max_opts, c.trainer.stop_return = None, 500, 500.0
     print_plan(Console(file=file), c, sizes, measured, Path())
-    assert stripped(file.getvalue()) == PLAN
+    assert stripped(file.getvalue()) == SCREENS["a plan"]
     c.trainer.max_opts, c.trainer.max_time = None, 90.0
     print_plan(Console(file=file), c, sizes, measured, Path())
     assert file.getvalue().count("known at the end") == 4
