@@ -25,6 +25,7 @@ WARMUP, TOLERANCE = 20, 64
 _QUIET = (
     "env=gym",
     "env.entry_point=tests.faults.trap:make",
+    "agent.compile=false",  # an endless run would compile its opt step
     f"trainer.warmup_period={WARMUP}",
     f"trainer.ratio_tolerance={TOLERANCE}",
     "trainer.max_opts=1000000000",

@@ -289,7 +289,7 @@ def test_a3_a4_a_run_whose_actor_dies_repeatedly_sleeps_during_the_delay_and_end
         "env.kwargs.fault_step=150",
     )
     restarts = ("actor_manager.restarts=1", f"actor_manager.restart_delay_s={WAIT_S}")
-    run = run_here(5, *dying, "n_actors=1", "trainer.opt_interval=50", "agent.compile=false", *restarts)
+    run = run_here(5, *dying, "n_actors=1", "trainer.opt_interval=50", *restarts)
     _, loss, start, *_ = spent  # element 0 is the first start
     assert (
         start - loss < 0.2 * WAIT_S
