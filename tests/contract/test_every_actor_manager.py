@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from border_cli.actors.spec import ActorSpec
-from border_cli.cli.train import main
 from border_cli.config.registry import ACTOR_MANAGERS
 from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import ExperienceSource
@@ -21,7 +19,6 @@ from border_cli.core.types import Chunk
 from border_cli.runtime import forkserver
 from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, model
 from tests.faults.processes import wait_until
-from tests.real_runs import Run, tiny
 
 Running = Callable[..., contextlib.AbstractContextManager[ExperienceSource]]
 N_ACTORS = 2
@@ -153,15 +150,3 @@ def test_a6_an_environment_that_raises_is_reported_after_the_earlier_chunks(
     assert lost.value.context["actor"] == 1
     assert [str(error) for error in reported] == [str(lost.value)]
     assert lost.value.code == 5
-
-
-@pytest.mark.parametrize("manager", ACTOR_MANAGERS)
-def test_a_run_trains_with_each_manager(
-    workplace: Path, manager: str, request: pytest.FixtureRequest
-) -> None:
-    if manager == "ray":
-        request.getfixturevalue("ray_cluster")
-    assert main(tiny(f"actor_manager={manager}", "n_actors=2", "trainer.max_opts=60")) == 0
-    run = Run(Path("runs/latest").resolve())
-    assert run.counts[0] == 60
-    assert [actor["state"] for actor in run.summary["actors"]] == ["done"] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -105,39 +104,6 @@ def test_nothing_is_left_after_the_driver_has_ended_and_the_run_resumes(number: 
     assert Run(run.path).counts[0] == until
 
 
-def test_a_cluster_that_cannot_be_reached_is_told_in_two_lines() -> None:
-    address = "ray://127.0.0.1:1"
-    args = command("n_actors=2", f"actor_manager.address={address}")
-    ended = subprocess.run(args, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(f"error: actor_manager.address={address}: no Ray cluster is reachable")
-    assert len(ended.stderr.splitlines()) == 2
-
-
-def test_an_environment_that_a_node_cannot_make_names_the_node() -> None:
-    args = [
-        "env=gym",
-        "env.entry_point=tests.extras.test_ray:only_here",
-        "n_actors=2",
-        "actor_manager.restarts=0",
-    ]
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "ONLY_IN": "driver"}
-    ended = subprocess.run(command(*args), capture_output=True, text=True, env=env, timeout=120)
-    assert ended.returncode == 5
-    error = ended.stderr.splitlines()[-1]
-    assert "ModuleNotFoundError: No module named 'missing_package'" in ended.stderr
-    assert f"(on node {platform.node()})" in ended.stderr, error
-
-
-def only_here() -> Any:
-    """An environment that cannot be made in the processes of a cluster."""
-    import gymnasium
-
-    if "ray" in sys.modules and "RAY_RAYLET_PID" in os.environ:
-        raise ModuleNotFoundError("No module named 'missing_package'")
-    return gymnasium.make("CartPole-v1")
-
-
 def test_a_node_that_leaves_costs_its_actors_and_one_that_joins_takes_them() -> None:
     from ray.cluster_utils import Cluster
 
@@ -161,19 +127,3 @@ def test_a_node_that_leaves_costs_its_actors_and_one_that_joins_takes_them() -> 
         assert sum(actor["restarts"] for actor in run.summary["actors"]) >= 1
     finally:
         cluster.shutdown()
-
-
-def test_cartpole_is_solved_with_eight_actors() -> None:
-    args = [
-        "agent=dqn",
-        "env=cartpole",
-        "n_actors=8",
-        "actor_manager=ray",
-        "actor_manager.cpus_per_actor=0.25",
-    ]
-    train_command = [command()[0], *args, "trainer.stop_return=475", "seed=1", "recorder.console=plain"]
-    assert subprocess.run(train_command, stdout=subprocess.DEVNULL, timeout=280).returncode == 0
-    run = Run(Path("runs/latest").resolve())
-    assert run.summary["ended_by"] == "stop_return"
-    assert run.summary["best_score"]["mean"] >= 475
-    assert len(run.summary["actors"]) == 8

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from border_cli.checkpoints.contents import read_run_state
-from tests.faults.jumping_clock import jumping_clock
+from tests.counting import CountingEnv
 from tests.real_runs import Run, train
 
 OFTEN = ("trainer.eval_interval=20", "trainer.save_interval=25", "trainer.record_interval=15")
@@ -32,6 +34,25 @@ def test_g6_a_run_without_evaluations_records_and_saves_learns_the_same(workplac
     assert [name for name, data in learned(often).items() if data != never[name]] == []
 
 
+def jumping_clock() -> Iterator[float]:
+    """A wall clock [s] that jumps back by an hour, forward by a day and so on."""
+    now = 1_700_000_000.0
+    while True:
+        yield now
+        now -= 3600
+        yield now
+        now += 86400
+
+
+def make_env_whose_clock_jumps() -> CountingEnv:
+    """Make an environment. In a child process the wall clock jumps from now on."""
+    if multiprocessing.current_process().name != "MainProcess":
+        clock = jumping_clock()
+        time.time = lambda: next(clock)
+        time.time_ns = lambda: int(1e9 * next(clock))
+    return CountingEnv()
+
+
 def test_h4_a_wall_clock_that_jumps_changes_no_rate_no_interval_and_no_timeout(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +68,11 @@ def test_h4_a_wall_clock_that_jumps_changes_no_rate_no_interval_and_no_timeout(
         patch.setattr(time, "time", jump)
         patch.setattr(time, "time_ns", lambda: int(1e9 * jump()))
         run = train(
-            *("n_actors=2", "env=gym", "env.entry_point=tests.faults.jumping_clock:make"),
+            *(
+                "n_actors=2",
+                "env=gym",
+                "env.entry_point=tests.integration.test_nothing_is_touched:make_env_whose_clock_jumps",
+            ),
             *("trainer.max_opts=100", "trainer.ratio_tolerance=16", "trainer.max_time=1000", *OFTEN),
             # An evaluator beside a fast learner may leave models out.
             *("evaluator=inline", "recorder.tensorboard=true"),

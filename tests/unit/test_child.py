@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import gc
 import logging
 import multiprocessing
 import os
+import platform
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -26,7 +30,7 @@ from border_cli.core.errors import ResourceError
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import Child, ChildError, describe_exit, output_to, run_in_child
 from border_cli.runtime.forkserver_process import MOST_OUTPUT
-from border_cli.runtime.worker import MESSAGE_BYTES, Ended, Failed, Reporter, Returned
+from border_cli.runtime.worker import MESSAGE_BYTES, Ended, Failed, Reporter, Returned, keep_freed_memory
 from tests import warm
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.processes import TIMEOUT_S, wait_gone, wait_until
@@ -310,3 +314,33 @@ def test_children_of_a_job_end_with_it() -> None:
     os.kill(int(job.pid or 0), signal.SIGKILL)
     wait_gone(found[0])
     job.end()
+
+
+# -- memory ------------------------------------------------------------------------------
+
+
+def page_faults() -> int:
+    """Of 50 opt steps that allocate 8 MiB each."""
+    before = 0
+    for opt_step in range(70):
+        blocks = [np.ones(1 << 17) for _ in range(8)]
+        if opt_step == 20:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def page_faults_without_and_with_kept_memory() -> tuple[int, int]:
+    libc = ctypes.CDLL(None)
+    for option in (
+        -1,
+        -3,
+    ):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: small ones return freed memory to the system
+        libc.mallopt(option, 65536)
+    return page_faults(), page_faults() if keep_freed_memory() else 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has rules of its own")
+def test_freed_memory_stays_with_the_process_so_that_repeated_allocations_cause_no_page_faults() -> None:
+    before, after = run_in_child(page_faults_without_and_with_kept_memory, (), TIMEOUT_S)
+    assert after < 500 and before > 50 * 500
