@@ -13,7 +13,7 @@ from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.agent import make_agent
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.agents.sac.loss import SCALARS, StepNoise, opt_step
-from tests.unit.test_sac import NO, T, small, spec
+from tests.unit.test_sac import T, small, spec
 
 
 def batch(n: int = 4, weight: torch.Tensor | None = None) -> TensorBatch:
@@ -44,16 +44,15 @@ def linear_algorithm(
     return algorithm
 
 
-def one_row() -> TensorBatch:
-    """Return a batch of one row: action 0.5 in units of half the range, reward 1, discount 0.9."""
-    one = {"obs": T([[0.3, -0.2, 0.1]])}
-    return TensorBatch(one, T([[1.0]]), T([1.0]), T([0.9]), NO, one)
+OBS = {"obs": T([[0.3, -0.2, 0.1]])}
+ROW = TensorBatch(OBS, T([[1.0]]), T([1.0]), T([0.9]), T([False]), OBS)
+"""Action 0.5 in units of half the range, reward 1, discount 0.9."""
 
 
 def step_of(algorithm: Any, z: float, next_z: float) -> dict[str, float]:
     """Run an opt step with these standard normal numbers for the action and the next action."""
     noise = StepNoise(T([[z]]), T([[next_z]]))
-    opt_step(algorithm.networks, algorithm.constants, algorithm.state, one_row(), noise)
+    opt_step(algorithm.networks, algorithm.constants, algorithm.state, ROW, noise)
     return dict(zip(SCALARS, algorithm.stats.sums.tolist(), strict=True))
 
 
@@ -80,14 +79,14 @@ ONLINE, TARGET = [[[1.0, 2.0]], [[3.0, 1.0]]], [[[5.0, 1.0]], [[4.0, 2.0]]]
 
 def test_an_opt_step_of_sac_by_hand() -> None:
     algorithm = linear_algorithm(SacConfig, [0.3, math.log(0.5)], ONLINE, TARGET, entropy_coef=0.2)
-    found = step_of(algorithm, 1.0, -0.4)
+    scalars = step_of(algorithm, 1.0, -0.4)
     later = min(5 + math.tanh(0.1), 4 + 2 * math.tanh(0.1)) - 0.2 * log_prob(0.3, 0.5, -0.4)
     y, entropy = 1 + 0.9 * later, -log_prob(0.3, 0.5, 1.0)
-    assert found["target_mean"] == pytest.approx(y, rel=1e-5)
-    assert found["q_mean"] == pytest.approx((2.0 + 3.5) / 2)
-    assert found["critic_loss"] == pytest.approx(0.5 * (2.0 - y) ** 2 + 0.5 * (3.5 - y) ** 2, rel=1e-5)
-    assert found["entropy"] == pytest.approx(entropy, rel=1e-5)
-    assert found["policy_loss"] == pytest.approx(-0.2 * entropy - (1 + 2 * math.tanh(0.8)), rel=1e-5)
+    assert scalars["target_mean"] == pytest.approx(y, rel=1e-5)
+    assert scalars["q_mean"] == pytest.approx((2.0 + 3.5) / 2)
+    assert scalars["critic_loss"] == pytest.approx(0.5 * (2.0 - y) ** 2 + 0.5 * (3.5 - y) ** 2, rel=1e-5)
+    assert scalars["entropy"] == pytest.approx(entropy, rel=1e-5)
+    assert scalars["policy_loss"] == pytest.approx(-0.2 * entropy - (1 + 2 * math.tanh(0.8)), rel=1e-5)
 
     def loss(mean: float, log_std: float) -> float:
         std = math.exp(log_std)
@@ -100,13 +99,13 @@ def test_an_opt_step_of_td3_by_hand() -> None:
     algorithm = linear_algorithm(Td3Config, [0.2], ONLINE, TARGET, target_noise_clip=0.1)
     algorithm.tensors()["policy_target.out.bias"].fill_(0.5)
     # no noise on the action of the policy, and 0.2·3 clipped to 0.1 on the next action
-    found = step_of(algorithm, 9.0, 3.0)
+    scalars = step_of(algorithm, 9.0, 3.0)
     y = 1 + 0.9 * (4 + 2 * (math.tanh(0.5) + 0.1))
-    assert found["target_mean"] == pytest.approx(y, rel=1e-5)
-    assert found["critic_loss"] == pytest.approx(0.5 * (2.0 - y) ** 2 + 0.5 * (3.5 - y) ** 2, rel=1e-5)
-    assert found["policy_loss"] == pytest.approx(-(1 + 2 * math.tanh(0.2)), rel=1e-5)
+    assert scalars["target_mean"] == pytest.approx(y, rel=1e-5)
+    assert scalars["critic_loss"] == pytest.approx(0.5 * (2.0 - y) ** 2 + 0.5 * (3.5 - y) ** 2, rel=1e-5)
+    assert scalars["policy_loss"] == pytest.approx(-(1 + 2 * math.tanh(0.2)), rel=1e-5)
     assert policy_gradient(algorithm) == pytest.approx([-2 * (1 - math.tanh(0.2) ** 2)], rel=1e-5)
-    assert (found["entropy"], found["entropy_coef"]) == (0.0, 0.0)
+    assert (scalars["entropy"], scalars["entropy_coef"]) == (0.0, 0.0)
 
 
 def test_an_opt_step_of_tqc_by_hand() -> None:
@@ -114,11 +113,11 @@ def test_an_opt_step_of_tqc_by_hand() -> None:
     target = [[[1.0, 0.0], [5.0, 0.0], [3.0, 0.0]], [[9.0, 0.0], [2.0, 0.0], [4.0, 0.0]]]
     changes = {"quantiles": 3, "drop_quantiles": 1, "entropy_coef": 0.2}
     algorithm = linear_algorithm(TqcConfig, [0.3, math.log(0.5)], online, target, **changes)
-    found = step_of(algorithm, 1.0, -0.4)
+    scalars = step_of(algorithm, 1.0, -0.4)
     y = 1 + 0.9 * ((1 + 2 + 3 + 4) / 4 - 0.2 * log_prob(0.3, 0.5, -0.4))
-    assert found["target_mean"] == pytest.approx(y, rel=1e-5)
-    assert found["q_mean"] == pytest.approx(4.0)
-    assert found["policy_loss"] == pytest.approx(0.2 * log_prob(0.3, 0.5, 1.0) - 4.0, rel=1e-5)
+    assert scalars["target_mean"] == pytest.approx(y, rel=1e-5)
+    assert scalars["q_mean"] == pytest.approx(4.0)
+    assert scalars["policy_loss"] == pytest.approx(0.2 * log_prob(0.3, 0.5, 1.0) - 4.0, rel=1e-5)
     expected = slopes(lambda mean, log_std: 0.2 * log_prob(mean, math.exp(log_std), 1.0), 0.3, math.log(0.5))
     assert policy_gradient(algorithm) == pytest.approx(expected, rel=1e-4)
 
@@ -140,9 +139,9 @@ def test_policy_metrics_are_means_over_opt_steps_that_update_the_policy(number: 
     sums, _ = algorithm.stats.read()
     totals = dict(zip(SCALARS, sums, strict=True))
     assert algorithm.state.policy_steps.item() == number
-    found = algorithm.metrics(sums, 3)
-    assert found["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
-    assert found["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
+    scalars = algorithm.metrics(sums, 3)
+    assert scalars["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
+    assert scalars["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
     assert algorithm.state.policy_steps.item() == 0
     algorithm.opt_step(batch(), 1)
     assert not {"policy_loss", "entropy"} & set(algorithm.metrics(algorithm.stats.read()[0], 1))
