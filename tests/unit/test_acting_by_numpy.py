@@ -66,19 +66,9 @@ def test_the_q_network(settings: dict[str, Any], rows: int) -> None:
     for noise in (NO_NOISE, Noise(normal=normal)):
         with torch.no_grad():
             wanted = network(to_tensors(obs, CPU), noise).numpy()
-        found = arrays(obs, None if noise.normal is None else noise.normal.numpy())
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+        q = arrays(obs, None if noise.normal is None else noise.normal.numpy())
+        np.testing.assert_allclose(q, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
     assert all((obs[name] == before[name]).all() for name in obs), "observations are not changed"
-
-
-def test_it_uses_the_newest_parameters() -> None:
-    spec = env_spec(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
-    network = QNetwork(spec, DqnConfig(hidden=[4]), torch.Generator().manual_seed(0))
-    arrays = QArrays(network)
-    for parameter in network.parameters():
-        parameter.data.fill_(1.0)
-    # four hidden units of 1·1 + 1·2 + 1 = 4, and 4·4 + 1 for each action
-    assert arrays({"obs": np.array([[1.0, 2.0]], np.float32)}).tolist() == [[[17.0], [17.0]]]
 
 
 def test_an_actor_uses_the_model_of_the_last_sync_and_an_agent_what_it_has_learned() -> None:
@@ -91,7 +81,7 @@ def test_an_actor_uses_the_model_of_the_last_sync_and_an_agent_what_it_has_learn
         each.sync_model(each.model_info())
         each.params.fill_(0.0)
     obs = {"obs": np.array([[1.0, 2.0]], np.float32)}
-    # as above: 17 with the weights of the last sync, 0 with the newest
+    # four hidden units of 1·1 + 1·2 + 1 = 4, and 4·4 + 1 with the weights of the last sync; 0 with the newest
     assert policy.action_values(obs).tolist() == [[17.0, 17.0]]
     assert learning.action_values(obs).tolist() == [[0.0, 0.0]]
     policy.sync_model(policy.model_info())
@@ -114,9 +104,9 @@ def test_the_policy_network(config: SacConfig, rows: int) -> None:
     obs = observations(rows)
     with torch.no_grad():
         wanted = network(to_tensors(obs, CPU))
-    for found, name in zip(PolicyArrays(network)(obs), ("mean", "std", "features"), strict=True):
+    for part, name in zip(PolicyArrays(network)(obs), ("mean", "std", "features"), strict=True):
         torch_values = getattr(wanted, name).numpy()
-        np.testing.assert_allclose(found, torch_values, rtol=1e-4, atol=1e-5 * np.abs(torch_values).max())
+        np.testing.assert_allclose(part, torch_values, rtol=1e-4, atol=1e-5 * np.abs(torch_values).max())
 
 
 def test_images_and_implicit_quantiles_are_left_to_torch() -> None:

@@ -43,8 +43,8 @@ class Actors:
     def grant(self) -> None:
         before = list(self.limiter.credits)
         self.limiter.grant()
-        for there, old, new in zip(self.present, before, self.limiter.credits, strict=True):
-            assert new >= old if there else new == old
+        for is_present, old, new in zip(self.present, before, self.limiter.credits, strict=True):
+            assert new >= old if is_present else new == old
 
     def act_and_publish(self, actors: range, steps: int) -> None:
         self.grant()
