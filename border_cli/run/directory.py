@@ -143,11 +143,8 @@ def _check_no_run(path: Path) -> None:
 
 def write_config(run_dir: Path, config: TrainConfig) -> None:
     """Write the configuration that really runs. Raises as `create_run` does."""
-    path = run_dir / CONFIG_FILE
-    try:
+    with _writing(path := run_dir / CONFIG_FILE):
         replace_file(path, dump(to_plain(config)).encode("utf-8"))
-    except OSError as e:
-        raise folder_error(e, path) from e
 
 
 def read_config(run_dir: Path) -> TrainConfig:
@@ -256,20 +253,26 @@ def _make_exclusively(path: Path) -> Path:
     make_folder(path.parent)
     n, candidate = 1, path
     while True:
-        try:
-            candidate.mkdir()
-            return candidate
-        except FileExistsError:
-            n += 1
-            candidate = path.with_name(f"{path.name}-{n}")
-        except OSError as e:
-            raise folder_error(e, candidate) from e
+        with _writing(candidate):
+            try:
+                candidate.mkdir()
+                return candidate
+            except FileExistsError:
+                n += 1
+                candidate = path.with_name(f"{path.name}-{n}")
 
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, unless it exists. Raises UsageError, or ResourceError for a full disk."""
-    try:
+    with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn the error of a path that cannot be written to into one that names it."""
+    try:
+        yield
     except OSError as e:
         raise folder_error(e, path) from e
 

@@ -61,10 +61,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """summary.json of a run; empty where it cannot be read."""
+def read_summary(run_dir: Path, name: str = SUMMARY_FILE) -> dict[str, Any]:
+    """summary.json of a run, or another of its JSON files; empty where it cannot be read."""
     try:
-        return read_json(run_dir / SUMMARY_FILE)
+        return read_json(run_dir / name)
     except (OSError, ValueError):
         return {}
 
@@ -81,11 +81,9 @@ def record_launch(run_dir: Path, argv: Sequence[str], seed: int, command: str = 
     argv: the words after the command's name · seed: the root of every random stream of the run.
     A damaged one is replaced. Raises OSError if it cannot be written.
     """
-    path = run_dir / PROVENANCE_FILE
-    try:
-        data = read_json(path)
-        run_id, launches = str(data["run_id"]), list(data["launches"])
-    except (OSError, ValueError, KeyError, TypeError):  # a new run, or a damaged file
+    data = read_summary(run_dir, PROVENANCE_FILE)
+    run_id, launches = data.get("run_id"), data.get("launches")
+    if not isinstance(run_id, str) or not isinstance(launches, list):  # a new run, or a damaged file
         run_id, launches = str(uuid.uuid4()), []
         commit = _git("rev-parse", "HEAD")
         changes = None if commit is None else _git("status", "--porcelain")
@@ -99,16 +97,13 @@ def record_launch(run_dir: Path, argv: Sequence[str], seed: int, command: str = 
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     launch = {"command": shlex.join([command, *argv]), "time": now, "cwd": str(Path.cwd())}
     data["launches"] = [*launches, launch]
-    write_json(path, data)
+    write_json(run_dir / PROVENANCE_FILE, data)
     return run_id
 
 
 def read_run_id(run_dir: Path) -> str | None:
     """The id of a run; None where there is none that can be read."""
-    try:
-        run_id = read_json(run_dir / PROVENANCE_FILE).get("run_id")
-    except (OSError, ValueError):
-        return None
+    run_id = read_summary(run_dir, PROVENANCE_FILE).get("run_id")
     return run_id if isinstance(run_id, str) else None
 
 

@@ -8,51 +8,30 @@ import pytest
 
 from tests.real_runs import Run, in_folder, train
 
-EVAL, END = 40, 130
-SYNC = (
-    "trainer=sync",
-    "seed=3",
-    f"trainer.max_opts={END}",
-    f"trainer.eval_interval={EVAL}",
-    "trainer.record_interval=10",
-    "trainer.save_interval=50",
-    "evaluator.episodes=5",
-    "agent.eval_epsilon=0.1",  # the random draws of the policy must be the same too
-)
-EVALUATED = [40, 80, 120, 130]
 
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> dict[str, Run]:
-    """The same run with either evaluator."""
-    done = {}
+def test_both_evaluators_give_the_same_scores_and_process_applies_them_when_the_next_is_due(
+    tmp_path_factory: pytest.TempPathFactory, full_forkserver: None
+) -> None:
+    args = (
+        *("trainer=sync", "seed=3", "trainer.max_opts=70", "trainer.eval_interval=20"),
+        *("trainer.record_interval=10", "evaluator.episodes=5"),
+        "agent.eval_epsilon=0.1",  # the random draws of the policy must be the same too
+    )
+    runs = dict[str, Run]()
     for name in ("inline", "process"):
         with in_folder(tmp_path_factory.mktemp("run")):
-            done[name] = train(*SYNC, f"evaluator={name}")
-    return done
-
-
-def test_both_evaluators_give_the_same_scores(runs: dict[str, Run]) -> None:
+            runs[name] = train(*args, f"evaluator={name}")
     inline, process = runs["inline"], runs["process"]
     for name in ("return_mean", "return_std", "return_min", "return_max", "length_mean"):
         assert inline.series(f"eval/{name}") == process.series(f"eval/{name}")
-    assert inline.steps("eval/return_mean") == EVALUATED
+    assert inline.steps("eval/return_mean") == [20, 40, 60, 70]
     assert inline.files("best") == process.files("best")
-    for name in ("best_score", "last_score"):
-        assert inline.summary[name] == process.summary[name]
-    assert inline.json("best/score.json")["confirmed"] is True
-
-
-def test_a_result_takes_effect_when_the_next_evaluation_is_due(runs: dict[str, Run]) -> None:
-    """In the records a result comes right before the record of the next evaluation's opt step."""
-    order = [(record["opt_steps"], "eval/return_mean" in record) for record in runs["process"].records[1:]]
-    expected: list[tuple[int, bool]] = []
-    for opt_steps in range(10, END + 10, 10):
-        if opt_steps % EVAL == 0 and opt_steps > EVAL:
-            expected.append((opt_steps - EVAL, True))
-        expected.append((opt_steps, False))
-    # At the end the run waits for open results. The record of the last opt step comes last.
-    assert order == [*expected[:-1], (120, True), (130, True), (130, False)]
+    assert all(inline.summary[name] == process.summary[name] for name in ("best_score", "last_score"))
+    # In the records a result comes right before the record of the next evaluation's opt step.
+    order = [(record["opt_steps"], "eval/return_mean" in record) for record in process.records[1:]]
+    evaluated = [*((step, True) for step in (20, 40, 60, 70))]
+    plain = [(step, False) for step in range(10, 80, 10)]
+    assert order == [*plain[:3], evaluated[0], *plain[3:5], evaluated[1], plain[5], *evaluated[2:], plain[6]]
 
 
 @pytest.mark.parametrize("evaluator", ["inline", "process"])
@@ -67,19 +46,17 @@ def test_a12_by_default_evaluation_episodes_are_cut_at_ten_times_those_of_traini
     assert run.series("eval/length_mean") == [(300, (150 + 1500) / 2)]
 
 
-@pytest.mark.parametrize("evaluator", ["inline", "process"])
 @pytest.mark.usefixtures("workplace")
-def test_stop_return_ends_a_run_that_surely_reaches_it(evaluator: str) -> None:
+def test_stop_return_ends_a_run_that_surely_reaches_it() -> None:
     """The return of an episode of 9 env steps is 45."""
     run = train(
         *("env=gym", "env.entry_point=tests.counting:CountingEnv", "env.kwargs.lengths=[9]"),
-        *("trainer.stop_return=45", "trainer.eval_interval=30", f"evaluator={evaluator}"),
+        *("trainer.stop_return=45", "trainer.eval_interval=30", "evaluator=inline"),
     )
     assert run.summary["ended_by"] == "stop_return"
-    if evaluator == "inline":
-        assert run.counts[0] == 30
-        assert run.steps("eval/return_mean") == [30]
-        assert run.checkpoints == ["step-000000030"]
+    assert run.counts[0] == 30
+    assert run.steps("eval/return_mean") == [30]
+    assert run.checkpoints == ["step-000000030"]
     score = run.json("best/score.json")
     assert run.summary["best_score"] == {"opt_steps": score["opt_steps"], "mean": score["mean"]}
 
