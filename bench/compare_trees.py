@@ -90,11 +90,11 @@ def main() -> None:
 
 def _in_turn(measure: Callable[[Tree, Path], Figures], trees: Sequence[Tree], turn: int) -> list[Figures]:
     """Measure both trees, in alternating order. Returns the figures of each tree."""
-    found: dict[int, Figures] = {}
+    by_tree: dict[int, Figures] = {}
     for i in (0, 1) if turn % 2 == 0 else (1, 0):
         with tempfile.TemporaryDirectory() as folder:
-            found[i] = measure(trees[i], Path(folder))
-    return [found[0], found[1]]
+            by_tree[i] = measure(trees[i], Path(folder))
+    return [by_tree[0], by_tree[1]]
 
 
 def _startup(tree: Tree, folder: Path) -> Figures:
@@ -124,8 +124,8 @@ def _runs(tree: Tree, folder: Path) -> Figures:
     figures: Figures = {}
     for i, (name, (counter, options)) in enumerate(RUNS.items()):
         tree.train(folder / f"run-{i}", options.split())
-        found = [record for record in records(folder / f"run-{i}") if "throughput/samples_total" in record]
-        first, last = found[0], found[-1]
+        rows = [record for record in records(folder / f"run-{i}") if "throughput/samples_total" in record]
+        first, last = rows[0], rows[-1]
         rate = (last[counter] - first[counter]) / (last["time"] - first["time"])
         figures[name, f"{counter.replace('_', ' ')}/s"] = rate
     return figures

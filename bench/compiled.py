@@ -46,7 +46,7 @@ def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[l
     actor = factories.actor_spec(config).actor_id(0, 0, 1)
     env = factories.actor_env(actor, config)
     plain = replace(config, agent=replace(config.agent, precision="float32"))  # type: ignore[call-arg]
-    agents = [factories.make_agent(one, env.spec) for one in (plain, config)]
+    agents = [factories.make_agent(c, env.spec) for c in (plain, config)]
     buffer = factories.make_buffer(config, env.spec)
     policy, processor = (
         factories.actor_policy(actor, env.spec, config),
@@ -61,7 +61,7 @@ def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[l
     assert isinstance(agent, NetworkAgent)
     compile_steps(agent, buffer, config, env.spec)
 
-    measured = [[opt_rate(one, buffer, SECONDS) for one in agents] for _ in range(repetitions)]
+    measured = [[opt_rate(agent, buffer, SECONDS) for agent in agents] for _ in range(repetitions)]
     eager, compiled = zip(*measured, strict=True)
     return list(eager), list(compiled)
 
@@ -73,14 +73,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--only", default="", help="cases whose names contain this")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # like a run
     rows = []
     for name, overrides in CASES.items():
-        if given.only not in name:
+        if args.only not in name:
             continue
-        eager, compiled = compiled_over_eager(overrides, given.repetitions)
+        eager, compiled = compiled_over_eager(overrides, args.repetitions)
         ratio = [fast / slow for fast, slow in zip(compiled, eager, strict=True)]
         figures = (Figure("", eager, ""), Figure("", compiled, ""), Figure("", ratio, ""))
         rows.append([name, *(figure.cells()[1] for figure in figures), figures[2].cells()[2]])

@@ -96,7 +96,7 @@ def measure(spec: EnvSpec, overrides: str, repetitions: int) -> dict[str, float]
     steps[REPRODUCIBLE] = opt_step(spec, f"{overrides} device=cuda {WAYS['graph']}")
     repeat_bits_on_gpu(False)
     rates = [{way: rate(step) for way, step in steps.items()} for _ in range(repetitions)]
-    return {way: statistics.median(one[way] for one in rates) for way in steps}
+    return {way: statistics.median(rate[way] for rate in rates) for way in steps}
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--only", default="", help="cases whose names contain this")
-    given = parser.parse_args()
+    args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no GPU that torch can use")
     torch.set_num_threads(1)
@@ -112,9 +112,9 @@ def main() -> None:
     keep_freed_memory()  # like a run
     rows, head = [], ["opt steps/s", CPU, *WAYS, REPRODUCIBLE]
     for name, (spec, overrides) in CASES.items():
-        if given.only in name:
-            found = measure(spec, overrides, given.repetitions)
-            rows.append([name, *(number(found[way]) for way in head[1:])])
+        if args.only in name:
+            measured = measure(spec, overrides, args.repetitions)
+            rows.append([name, *(number(measured[way]) for way in head[1:])])
             print(rows[-1], flush=True)
     print(torch.cuda.get_device_name())
     print(markdown(head, rows))

@@ -47,8 +47,8 @@ def metrics_table() -> str:
     for agent in AGENTS.values():
         agent.load()  # declares its own metrics
     rows = [
-        [f"`{one.name}`", one.unit, one.help, "yes" if one.kind == "clock" else ""]
-        for one in sorted(METRICS.values(), key=lambda one: one.name)
+        [f"`{metric.name}`", metric.unit, metric.help, "yes" if metric.kind == "clock" else ""]
+        for metric in sorted(METRICS.values(), key=lambda metric: metric.name)
     ]
     return markdown(["metric", "unit", "meaning", "depends on timing"], rows)
 

@@ -40,20 +40,20 @@ def write_page(results: Results) -> bool:
     return all(_holds(row, results[row.name]) is not False for row in bars + defaults)
 
 
-def _env(row: Row, found: list[dict[str, Any]]) -> str:
+def _env(row: Row, runs: list[dict[str, Any]]) -> str:
     """Return the environment, marked where the results are of an older configuration."""
-    return f"{row.env} †" if any(one["older"] for one in found) else row.env
+    return f"{row.env} †" if any(run["older"] for run in runs) else row.env
 
 
-def _means(found: list[dict[str, Any]]) -> list[float]:
-    return [one["evaluation"]["mean"] for one in found]
+def _means(runs: list[dict[str, Any]]) -> list[float]:
+    return [run["evaluation"]["mean"] for run in runs]
 
 
-def _holds(row: Row, found: list[dict[str, Any]]) -> bool | None:
+def _holds(row: Row, runs: list[dict[str, Any]]) -> bool | None:
     """Whether the row meets its bar; None while a seed is missing."""
-    if row.bar is None or len(found) < len(row.seeds):
+    if row.bar is None or len(runs) < len(row.seeds):
         return None
-    return row.bar.holds(_means(found), [one["rise"] for one in found])
+    return row.bar.holds(_means(runs), [run["rise"] for run in runs])
 
 
 def _bars(rows: list[Row], results: Results) -> str:
@@ -61,16 +61,16 @@ def _bars(rows: list[Row], results: Results) -> str:
     head += ["target", "met", "published"]
     lines = []
     for row in rows:
-        found = results[row.name]
+        runs = results[row.name]
         cells = ["–", "–", "–", "–"]
-        if found:
-            means, last = _means(found), statistics.fmean(one["last"] for one in found)
-            cells = [f"{found[0]['env_steps']:,}", _with_interval(means), f"{min(means):.1f}", f"{last:.1f}"]
-        verdict = {True: "yes", False: "**no**", None: "not yet run" if not found else "seeds missing"}[
-            _holds(row, found)
+        if runs:
+            means, last = _means(runs), statistics.fmean(run["last"] for run in runs)
+            cells = [f"{runs[0]['env_steps']:,}", _with_interval(means), f"{min(means):.1f}", f"{last:.1f}"]
+        verdict = {True: "yes", False: "**no**", None: "not yet run" if not runs else "seeds missing"}[
+            _holds(row, runs)
         ]
-        seeds, published = f"{len(found)} of {len(row.seeds)}", row.bar.published if row.bar else ""
-        lines.append([_env(row, found), row.agent, seeds, *cells, str(row.bar), verdict, published])
+        seeds, published = f"{len(runs)} of {len(row.seeds)}", row.bar.published if row.bar else ""
+        lines.append([_env(row, runs), row.agent, seeds, *cells, str(row.bar), verdict, published])
     return markdown(head, lines)
 
 
@@ -79,17 +79,17 @@ def _parity(results: Results) -> str:
     head = ["environment", "agent", "training mode", "seeds", "mean of the best", half, last, "minutes"]
     lines = []
     for row in (row for row in ROWS if row.table == "parity"):
-        found = results[row.name]
+        runs = results[row.name]
         cells = ["–", "–", "–", "–"]
-        if found:
-            minutes = statistics.median(one["minutes"] for one in found)
+        if runs:
+            minutes = statistics.median(run["minutes"] for run in runs)
             cells = [
-                _with_interval(_means(found)),
-                _with_interval([second_half(one["curve"]) for one in found]),
-                _with_interval([one["last"] for one in found]),
+                _with_interval(_means(runs)),
+                _with_interval([second_half(run["curve"]) for run in runs]),
+                _with_interval([run["last"] for run in runs]),
                 f"{minutes:.1f}",
             ]
-        lines.append([_env(row, found), row.agent, row.way, f"{len(found)} of {len(row.seeds)}", *cells])
+        lines.append([_env(row, runs), row.agent, row.way, f"{len(runs)} of {len(row.seeds)}", *cells])
     return markdown(head, lines)
 
 
@@ -102,21 +102,21 @@ def _each(results: Results) -> str:
     head = ["run", "best over new episodes", "at opt step", "last", "minutes", "commit"]
     lines = [
         [
-            one["cell"],
-            f"{one['evaluation']['mean']:.1f} ± {one['evaluation']['std']:.1f} ({one['evaluation']['episodes']:,})",
-            f"{one['best_opt_steps']:,} of {one['opt_steps']:,}",
-            f"{one['last']:.1f}" + (f" ({one['last_episodes']:,})" if "last_episodes" in one else ""),
-            f"{one['minutes']:.1f}",
-            one["commit"] + ("+" if one["dirty"] else ""),
+            run["cell"],
+            f"{run['evaluation']['mean']:.1f} ± {run['evaluation']['std']:.1f} ({run['evaluation']['episodes']:,})",
+            f"{run['best_opt_steps']:,} of {run['opt_steps']:,}",
+            f"{run['last']:.1f}" + (f" ({run['last_episodes']:,})" if "last_episodes" in run else ""),
+            f"{run['minutes']:.1f}",
+            run["commit"] + ("+" if run["dirty"] else ""),
         ]
-        for found in results.values()
-        for one in found
+        for runs in results.values()
+        for run in runs
     ]
     return markdown(head, lines)
 
 
 def _pictures(rows: list[Row], results: Results) -> list[Path]:
-    """Draw a picture per environment: evaluation returns over env steps, one line per agent."""
+    """Draw a picture per environment: evaluation returns over env steps, run line per agent."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -128,10 +128,12 @@ def _pictures(rows: list[Row], results: Results) -> list[Path]:
         figure, plot = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
         for row in rows:
             if row.env == env and results[row.name]:
-                found = band(Group(row.name, [_record(one) for one in results[row.name]]), "env_steps")
-                (line,) = plot.plot(found.at, [one.value for one in found.intervals], label=row.agent)
-                ends = ([getattr(one, end) for one in found.intervals] for end in ("low", "high"))
-                plot.fill_between(found.at, *ends, color=line.get_color(), alpha=0.2)
+                curve = band(Group(row.name, [_record(run) for run in results[row.name]]), "env_steps")
+                (line,) = plot.plot(
+                    curve.at, [interval.value for interval in curve.intervals], label=row.agent
+                )
+                ends = ([getattr(interval, end) for interval in curve.intervals] for end in ("low", "high"))
+                plot.fill_between(curve.at, *ends, color=line.get_color(), alpha=0.2)
         plot.set(title=env, xlabel="env steps", ylabel="mean return of an evaluation")
         plot.grid(alpha=0.3)
         plot.legend(fontsize="small")
@@ -141,9 +143,9 @@ def _pictures(rows: list[Row], results: Results) -> list[Path]:
     return written
 
 
-def _record(one: dict[str, Any]) -> RunRecord:
-    env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*one["curve"], strict=True))
-    return RunRecord(Path(one["cell"]), {}, {}, Curve(env_steps, seconds, values))
+def _record(run: dict[str, Any]) -> RunRecord:
+    env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*run["curve"], strict=True))
+    return RunRecord(Path(run["cell"]), {}, {}, Curve(env_steps, seconds, values))
 
 
 def _with_interval(values: list[float]) -> str:

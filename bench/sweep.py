@@ -74,12 +74,12 @@ def killed(folder: Path, env_steps: int, whole_s: float) -> list[float]:
 
 def scores(folder: Path) -> list[Any]:
     """What the jobs have reached, and how often each was launched and has ended."""
-    found, lines = [], read_jsonl(folder / "sweep.jsonl")
+    reached_by_job, lines = [], read_jsonl(folder / "sweep.jsonl")
     for job in {line["number"]: line for line in lines if "number" in line}.values():
         log = (folder / job["run"] / "train.log").read_text()
         reached = (job["state"], job["best"], job["last"], job["opt_steps"], job["env_steps"])
-        found.append((reached, log.count("ended by max_env_steps")))
-    return found
+        reached_by_job.append((reached, log.count("ended by max_env_steps")))
+    return reached_by_job
 
 
 def main() -> None:

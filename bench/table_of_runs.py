@@ -30,8 +30,8 @@ class Bar:
         if self.rise is not None and min(rises) < self.rise:
             return False
         mean, median = statistics.fmean(means), statistics.median(means)
-        found = ((self.mean, mean), (self.median, median), (self.least, min(means)))
-        return all(wanted is None or value >= wanted for wanted, value in found)
+        bounds = ((self.mean, mean), (self.median, median), (self.least, min(means)))
+        return all(wanted is None or value >= wanted for wanted, value in bounds)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def fresh_scores(folder: Path, env: str, params: dict[str, str]) -> list[float]:
     done = sweep(folder, env, [*values, f"seed={seeds}"])
     curves = [read_jsonl(job.run_dir / METRICS_FILE) for job in done.jobs]
     return [
-        float(np.mean([one["eval/return_mean"] for one in curve if "eval/return_mean" in one]))
+        float(np.mean([row["eval/return_mean"] for row in curve if "eval/return_mean" in row]))
         for curve in curves
     ]
 
@@ -183,7 +183,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             tuned, by_chance = np.mean(row["tuned"]), np.mean(row["random"])
             differences.append(float(tuned - by_chance))
             steps = row["opt_steps"]
-            scores = [f"{one:.1f}" for one in (tuned, by_chance)] + [f"{differences[-1]:+.1f}"]
+            scores = [f"{score:.1f}" for score in (tuned, by_chance)] + [f"{differences[-1]:+.1f}"]
             spent = [f"{steps['tuned']:,}", f"{steps['random']:,}"]
             lines.append([env, str(row["seed"]), *scores, *spent])
         if (interval := mean_interval(differences)) is not None:

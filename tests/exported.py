@@ -88,7 +88,7 @@ def observations(name: str, spec: EnvSpec, seed: int = 0) -> tuple[list[Array], 
     """N observations as the environment gives them, a part per leaf, and the same as training stores them."""
     space = OBSERVATIONS[name][0]
     space.seed(seed)
-    given: list[Array] = []
+    parts: list[Array] = []
     for leaf in spec.obs.leaves:
         rows = [np.array(value) for value in _sampled(space, leaf.path, N)]
         values = np.stack(rows).reshape(N, *leaf.shape)
@@ -96,9 +96,9 @@ def observations(name: str, spec: EnvSpec, seed: int = 0) -> tuple[list[Array], 
             values = values % np.array(leaf.categories)  # the other values are coded as zeros
         if leaf.name == spec.mask:
             values[~values.any(1)] = 1
-        given.append(values)
-    stored = {leaf.name: encode(leaf, rows) for leaf, rows in zip(spec.obs.leaves, given, strict=True)}
-    return given, stored
+        parts.append(values)
+    stored = {leaf.name: encode(leaf, rows) for leaf, rows in zip(spec.obs.leaves, parts, strict=True)}
+    return parts, stored
 
 
 def _sampled(space: Any, path: tuple[str | int, ...], n: int) -> Iterator[Any]:
@@ -116,23 +116,23 @@ def nested(spec: EnvSpec, parts: list[Array]) -> Any:
     return tuple(observation.values()) if 0 in observation else observation
 
 
-def own_actions(policy: NetworkPolicy, spec: EnvSpec, stored: Obs) -> Array:
+def actions_of(policy: NetworkPolicy, spec: EnvSpec, stored: Obs) -> Array:
     """What border-cli does in these observations."""
     return np.array(decode_actions(spec.action, policy.sample(stored)))
 
 
-def assert_same(spec: EnvSpec, actions: Array, own: Array) -> None:
+def assert_same(spec: EnvSpec, actions: Array, expected: Array) -> None:
     if spec.action.kind == "discrete":
-        np.testing.assert_array_equal(actions, own)
+        np.testing.assert_array_equal(actions, expected)
     else:
-        np.testing.assert_allclose(actions, own, atol=2e-5)
+        np.testing.assert_allclose(actions, expected, atol=2e-5)
 
 
 def various(agent: str, spec: EnvSpec, stored: Obs) -> tuple[NetworkPolicy, Array]:
     """A policy that does not do the same in all of these observations, and what it does."""
     for seed in range(20):
         policy = policy_of(agent, spec, seed)
-        own = own_actions(policy, spec, stored)
-        if len(np.unique(own.round(3), axis=0)) > 1:
-            return policy, own
+        actions = actions_of(policy, spec, stored)
+        if len(np.unique(actions.round(3), axis=0)) > 1:
+            return policy, actions
     raise AssertionError("each policy does the same everywhere")

@@ -65,7 +65,7 @@ def main() -> None:
 def _with_table(section: str, table: str) -> str:
     """The section of the page with this table, in the order of the tasks and in place of an older one of its task."""
     older = [part for part in section.split("\n\n") if part.startswith("|")]
-    tables = {_task_name(one): one for one in (*older, table)}
+    tables = {_task_name(t): t for t in (*older, table)}
     return "\n\n".join([f"{machine()}.", *(tables[task.name] for task in TASKS if task.name in tables)])
 
 

@@ -141,24 +141,24 @@ def test_mlflow_has_the_records_the_parameters_and_the_best_model(workplace: Pat
         return str(client.get_experiment_by_name("mine").experiment_id)
 
     def stored() -> Any:
-        (found,) = client.search_runs([stored_experiment()])
-        return found
+        (tracked,) = client.search_runs([stored_experiment()])
+        return tracked
 
     def history(run_id: str) -> list[tuple[int, float]]:
         points = client.get_metric_history(run_id, "eval/return_mean")
         return sorted((point.step, point.value) for point in points)
 
-    found = stored()
-    assert (found.info.run_name, found.info.status) == (run.path.name, "FINISHED")
-    assert history(found.info.run_id) == evaluations(run)
-    assert found.data.params["agent.lr"] == str(run.config.agent.lr)
-    assert found.data.metrics["best_return_mean"] == run.summary["best_score"]["mean"]
-    artifacts = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
+    tracked = stored()
+    assert (tracked.info.run_name, tracked.info.status) == (run.path.name, "FINISHED")
+    assert history(tracked.info.run_id) == evaluations(run)
+    assert tracked.data.params["agent.lr"] == str(run.config.agent.lr)
+    assert tracked.data.metrics["best_return_mean"] == run.summary["best_score"]["mean"]
+    artifacts = {artifact.path for artifact in client.list_artifacts(tracked.info.run_id)}
     assert artifacts >= {"best", "config.yaml"}
-    assert found.data.params["trainer.max_opts"] == "40"
+    assert tracked.data.params["trainer.max_opts"] == "40"
     again = resumed(run)
-    assert stored().info.run_id == found.info.run_id
-    assert history(found.info.run_id) == evaluations(again)
+    assert stored().info.run_id == tracked.info.run_id
+    assert history(tracked.info.run_id) == evaluations(again)
     assert stored().data.tags["trainer.max_opts"] == "80"
     recorder = MlflowRecorder(RunInfo("other", "name", None, "mine", {}, run.path), uri)
     recorder.mark_failed()
@@ -183,10 +183,10 @@ def test_mlflow_takes_any_name_and_a_run_ends_without_artifacts(
     with pytest.raises(ConnectionError):
         recorder.close()
     client = mlflow.MlflowClient(tracking_uri=uri)
-    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
-    assert found.info.status == "FINISHED"
-    assert found.data.params == {"env.kwargs.a_0_": "1"}
-    assert (found.data.metrics["env/score_0_"], found.data.metrics["eval/return_mean"]) == (1.5, 2.5)
+    (tracked,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.params == {"env.kwargs.a_0_": "1"}
+    assert (tracked.data.metrics["env/score_0_"], tracked.data.metrics["eval/return_mean"]) == (1.5, 2.5)
 
 
 def test_runs_that_begin_together_make_the_tables_of_mlflow_one_after_the_other(

@@ -27,12 +27,12 @@ class Jobs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.made: dict[tuple[str, int], Job] = {}
+        self.known: dict[tuple[str, int], Job] = {}
         self.runs: list[int] = []
 
     def make(self, params: Mapping[str, str], more_seed: int) -> Job:
-        key, n = (params["x"], more_seed), len(self.made)
-        job = self.made.setdefault(key, Job(n, (f"x={key[0]}", f"seed={more_seed}"), self.folder / str(n)))
+        key, n = (params["x"], more_seed), len(self.known)
+        job = self.known.setdefault(key, Job(n, (f"x={key[0]}", f"seed={more_seed}"), self.folder / str(n)))
         job.refresh()
         return job
 
@@ -136,26 +136,26 @@ def test_a_killed_tuning_finds_the_jobs_of_its_trials(
     monkeypatch.chdir(tmp_path)
     Path("sweep").mkdir()
     jobs = Jobs(Path("sweep"))
-    made, make = [], jobs.make
+    begun, make = [], jobs.make
 
     def killed(params: Mapping[str, str], more_seed: int) -> Job:
-        made.append(make(params, more_seed))
-        if len(made) == 2:
+        begun.append(make(params, more_seed))
+        if len(begun) == 2:
             raise KeyboardInterrupt
-        return made[-1]
+        return begun[-1]
 
     jobs.make = killed  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         tuner_of(jobs, n_trials=3, seeds=2).next()
     jobs.make = make  # type: ignore[method-assign]
-    made[0].run_dir.mkdir()
-    (made[0].run_dir / "config.yaml").write_text("{}\n")
-    (made[0].run_dir / "summary.json").write_text('{"status": "running"}')
+    begun[0].run_dir.mkdir()
+    (begun[0].run_dir / "config.yaml").write_text("{}\n")
+    (begun[0].run_dir / "summary.json").write_text('{"status": "running"}')
     Path("sweep/study.log.lock").symlink_to("sweep/study.log")
     with Path("sweep/study.log").open("a") as file:
         file.write('{"op_code":')
     tuner = tuner_of(jobs, n_trials=3, seeds=2)
-    assert (tuner.trials[0].jobs, made[0].state, tuner.next()) == (made, "stopped", made[0])
+    assert (tuner.trials[0].jobs, begun[0].state, tuner.next()) == (begun, "stopped", begun[0])
     run_all(tuner_of(jobs, n_trials=3, seeds=2), jobs)
     again = tuner_of(jobs, n_trials=3, seeds=2)
     assert (again.has_ended, [trial.state for trial in again.trials]) == (True, ["done"] * 3)
@@ -268,7 +268,7 @@ def test_values_that_an_earlier_trial_has_are_not_tried_again(jobs: Jobs, sample
     tuner = Tuner(jobs.folder, settings, space, jobs.make, notes.append)
     run_all(tuner, jobs)
     assert sorted(trial.params["x"] for trial in tuner.trials) == ["0.5", "0.9"]
-    assert (tuner.has_ended, len(notes), len(jobs.made)) == (True, 1, 2 + 2 * 2)
+    assert (tuner.has_ended, len(notes), len(jobs.known)) == (True, 1, 2 + 2 * 2)
     assert tuner.winner is not None and tuner.winner.params == {"x": "0.9"}
     again = Tuner(jobs.folder, settings, space, jobs.make, notes.append)
     assert (again.has_ended, again.next(), len(again.study.trials)) == (True, None, len(tuner.study.trials))

@@ -20,10 +20,10 @@ from border_cli.export.write import inner_bounds, write_policy
 from tests.exported import (
     OBSERVATIONS,
     VARIANTS,
+    actions_of,
     assert_same,
     nested,
     observations,
-    own_actions,
     policy_of,
     spec_of,
     various,
@@ -45,12 +45,12 @@ def test_numpy_policies_act_as_ours_on_batches_and_single_observations(
 ) -> None:
     spec = spec_of(name, agent)
     given, stored = observations(name, spec)
-    policy, own = various(agent, spec, stored)
+    policy, expected = various(agent, spec, stored)
     write_policy(policy, spec, tmp_path, "numpy", "title")
     exported = numpy_policy.load(tmp_path)
-    assert_same(spec, exported(nested(spec, given)), own)
+    assert_same(spec, exported(nested(spec, given)), expected)
     action = exported(nested(spec, [rows[3] for rows in given]))
-    assert_same(spec, action, own[3])
+    assert_same(spec, action, expected[3])
     assert (np.shape(action), np.asarray(action).dtype) == (spec.action.shape, spec.action.dtype)
 
 
@@ -58,11 +58,11 @@ def test_a_mask_in_the_info_is_an_argument_of_its_own(tmp_path: Path) -> None:
     spec = spec_of("mask", "dqn")
     (mask, obs), stored = observations("mask", spec)
     assert spec.obs.leaves[0].name == spec.mask
-    policy, own = various("dqn", spec, stored)
+    policy, expected = various("dqn", spec, stored)
     write_policy(policy, spec, tmp_path, "numpy", "title", mask_in_info=True)
     exported = numpy_policy.load(tmp_path)
-    assert_same(spec, exported(obs, action_mask=mask), own)
-    assert_same(spec, exported(obs), own_actions(policy, spec, stored | {str(spec.mask): np.ones_like(mask)}))
+    assert_same(spec, exported(obs, action_mask=mask), expected)
+    assert_same(spec, exported(obs), actions_of(policy, spec, stored | {str(spec.mask): np.ones_like(mask)}))
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert 'action = policy(observation, action_mask=info["action_mask"])' in page
 
@@ -111,7 +111,7 @@ def test_the_copied_policy_needs_neither_torch_nor_border_cli_and_its_readme_say
         "np.save('actions.npy', action)\n"
     )
     subprocess.run([sys.executable, "use.py"], cwd=tmp_path, check=True)
-    assert_same(spec, np.load(tmp_path / "actions.npy"), own_actions(policy, spec, stored))
+    assert_same(spec, np.load(tmp_path / "actions.npy"), actions_of(policy, spec, stored))
 
 
 def test_the_readme_says_that_evaluations_take_random_actions(tmp_path: Path) -> None:

@@ -83,12 +83,12 @@ def test_an_invalid_line_before_the_end_is_an_error(tmp_path: Path, line: str) -
 
 def scalars(folder: Path) -> list[tuple[int, dict[str, float]]]:
     (file,) = folder.iterdir()
-    found = []
+    events = []
     for event in EventFileLoader(str(file)).Load():
         values = {v.tag: v.tensor.float_val[0] for v in event.summary.value}
         if values:
-            found.append((event.step, values))
-    return found
+            events.append((event.step, values))
+    return events
 
 
 def test_an_event_is_at_its_env_step_and_has_the_opt_step_as_a_scalar(tmp_path: Path) -> None:

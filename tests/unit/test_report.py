@@ -53,9 +53,11 @@ def test_interquartile_mean_by_hand(values: list[float], expected: float) -> Non
 
 def test_the_interval_of_three_runs_spans_their_resamples_and_fewer_runs_have_none() -> None:
     """All three of a resample are 0, or 1.5, with probability 1/27 each: more than the 2.5% beyond each end."""
-    three, equal, one = (bootstrap(np.array([runs]))[0] for runs in ([0.0, 0.3, 1.5], [3.0, 3.0, 3.0], [7.0]))
+    three, equal, single = (
+        bootstrap(np.array([runs]))[0] for runs in ([0.0, 0.3, 1.5], [3.0, 3.0, 3.0], [7.0])
+    )
     assert (three.low, three.value, three.high) == pytest.approx((0.0, 0.6, 1.5))
-    assert (one.low, one.value, one.high) == (7.0, 7.0, 7.0)
+    assert (single.low, single.value, single.high) == (7.0, 7.0, 7.0)
     assert equal.low == 3.0
 
 
@@ -211,9 +213,9 @@ def test_curves_over_env_steps_end_with_the_shortest_run_and_over_seconds_with_t
     write_run(tmp_path / "a", [(0, 0.0, 0.0), (100, 10.0, 100.0)], seed=1)
     write_run(tmp_path / "b", [(20, 1.0, 20.0), (40, 2.0, 80.0), (60, 3.0, 80.0)], seed=2)
     (group,) = groups_in(tmp_path)
-    found = band(group, "env_steps")
-    assert (found.at[0], found.at[-1]) == (20.0, 60.0)
-    at = dict(zip(found.at.tolist(), found.intervals, strict=True))
+    curve = band(group, "env_steps")
+    assert (curve.at[0], curve.at[-1]) == (20.0, 60.0)
+    at = dict(zip(curve.at.tolist(), curve.intervals, strict=True))
     assert at[60.0].value == (60.0 + 80.0) / 2
     assert at[20.0].value == 20.0
     nearest = min(at, key=lambda place: abs(place - 30.0))
@@ -226,14 +228,14 @@ def test_the_line_of_a_group(tmp_path: Path) -> None:
     for seed, (best, last) in enumerate([(10.0, 1.0), (20.0, 2.0), (30.0, 3.0), (40.0, 40.0)]):
         points, status = [(50, 1.0, best), (100, 2.0, last)], "done" if seed else "stopped"
         write_run(tmp_path / str(seed), points, seed=seed, expected=25.0, after=100, status=status)
-    found = line(groups_in(tmp_path)[0])
-    assert found.best is not None and found.last is not None
-    assert (found.best.value, found.last.value, found.expected, found.meets) == (25.0, 2.5, 25.0, True)
-    assert (found.runs, found.env_steps, found.unfinished) == (4, 100, 1)
+    scores = line(groups_in(tmp_path)[0])
+    assert scores.best is not None and scores.last is not None
+    assert (scores.best.value, scores.last.value, scores.expected, scores.meets) == (25.0, 2.5, 25.0, True)
+    assert (scores.runs, scores.env_steps, scores.unfinished) == (4, 100, 1)
     # runs are compared with the preset only if all are long enough, in env steps of the run, not of its last record
     write_run(tmp_path / "short", [(50, 1.0, 40.0)], seed=9, expected=25.0, after=100, total=70, seconds=3.5)
-    found = line(groups_in(tmp_path)[0])
-    assert (found.expected, found.meets) == (None, None)
+    scores = line(groups_in(tmp_path)[0])
+    assert (scores.expected, scores.meets) == (None, None)
     (short,) = (run for run in groups_in(tmp_path)[0].runs if run.path.name == "short")
     assert (short.env_steps, short.seconds) == (70, 3.5)
 
@@ -243,10 +245,10 @@ def test_the_table_counts_repeated_seeds_and_runs_without_a_score(tmp_path: Path
         write_run(tmp_path / name, [(10, 1.0, 4.0)], seed=seed)
     path = tmp_path / "c" / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running", "best_score": None}))
-    found = line(groups_in(tmp_path)[0])
-    assert (found.runs, found.seeds, found.scored, found.unfinished) == (3, 2, 2, 1)
-    assert found.best is not None and found.best.value == 4.0
-    assert table([found])[1][1] == "3 (2 seeds, 1 unfinished, 1 without a score)"
+    scores = line(groups_in(tmp_path)[0])
+    assert (scores.runs, scores.seeds, scores.scored, scores.unfinished) == (3, 2, 2, 1)
+    assert scores.best is not None and scores.best.value == 4.0
+    assert table([scores])[1][1] == "3 (2 seeds, 1 unfinished, 1 without a score)"
 
 
 @pytest.fixture
@@ -391,10 +393,10 @@ def test_a_folder_without_runs_and_a_damaged_run_are_refused(
 def test_the_probability_of_improvement_by_hand() -> None:
     """1 and 2 beside 0 and 1.5: three of four pairs; 5 beside 5: a half. Runs that are all higher: 1, without doubt."""
     x, y = [np.array([1.0, 2.0]), np.array([5.0])], [np.array([0.0, 1.5]), np.array([5.0])]
-    found = probability_of_improvement(x, y)
-    assert found.value == (3 / 4 + 1 / 2) / 2
-    assert 0.25 <= found.low < found.value < found.high <= 0.75
-    assert probability_of_improvement(y, x).value == 1 - found.value
+    p = probability_of_improvement(x, y)
+    assert p.value == (3 / 4 + 1 / 2) / 2
+    assert 0.25 <= p.low < p.value < p.high <= 0.75
+    assert probability_of_improvement(y, x).value == 1 - p.value
     sure = probability_of_improvement([np.array([3.0, 4.0])], [np.array([1.0, 2.0])])
     assert (sure.low, sure.value, sure.high) == (1.0, 1.0, 1.0)
 
@@ -456,5 +458,5 @@ def test_fewer_than_three_runs_have_neither_interval_nor_probability(tmp_path: P
     (pair,) = improvements(last_scores(groups))
     assert pair.x == "dqn agent.lr=0.001" and pair.y == "dqn agent.lr=0.0005"
     assert pair.probability.value == 1.0
-    of_two = next(one for one in map(line, groups) if one.runs == 2)
+    of_two = next(row for row in map(line, groups) if row.runs == 2)
     assert of_two.last is not None and "to" not in str(of_two.last)
