@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec
 from border_cli.config.schema import EnvConfig
+from border_cli.core.protocols import ActingPolicy, Env, StepProcessor
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
-from border_cli.core.types import Column, ModelInfo, item_columns
+from border_cli.core.types import Column, Items, ModelInfo, Step, item_columns
 from border_cli.envs.group import GymEnv, ReplayedEnv
 from border_cli.replay.n_step import NStepProcessor
 
@@ -121,3 +123,17 @@ class Paper:
     def shown(self) -> list[str]:
         text = self.stdout.getvalue() + (self.frame() if self.frame is not None else "")
         return [Text.from_ansi(line).plain for line in text.splitlines()]
+
+
+def processed(processor: StepProcessor, *steps: Step) -> Items:
+    """Return the rows that these env steps complete."""
+    for step in steps:
+        processor.add(step)
+    return processor.take()
+
+
+def sampler_of(env: Env, policy: ActingPolicy, processor: StepProcessor) -> Sampler:
+    """Return a started sampler. The first episodes have the seeds 1, 2 …"""
+    sampler = Sampler(env, policy, processor, lambda env, episode: None if episode else env + 1)
+    sampler.begin()
+    return sampler

@@ -101,10 +101,8 @@ class EpisodeRunner:
                 env_ixs = sorted(running)
                 step = env.step(env_ixs, policy.sample(env.observe(env_ixs), env_ix=env_ixs))
                 infos += [] if step.infos is None else step.infos[step.over].tolist()
-                over, rewards = (
-                    step.over.tolist(),
-                    step.reward.tolist(),
-                )  # single numbers of arrays take longer
+                # Single numbers of arrays take longer than those of lists.
+                over, rewards = step.over.tolist(), step.reward.tolist()
                 for row, env_ix in enumerate(env_ixs):
                     episode = running[env_ix]
                     if step.dropped is None or not step.dropped[row]:
@@ -117,11 +115,8 @@ class EpisodeRunner:
             policy.train()
         if cut == len(seeds) and not self._has_warned:
             self._has_warned = True
-            _logger.warning(
-                "all %d episodes of an evaluation were cut at %s env steps: none has ended",
-                cut,
-                f"{self.max_episode_steps:,}",
-            )
+            limit = f"{self.max_episode_steps:,} env steps"
+            _logger.warning("all %d episodes of an evaluation were cut at %s: none has ended", cut, limit)
         return Evaluation(opt_steps, tuple(returns), tuple(lengths), self._means(infos))
 
     def _means(self, infos: Sequence[Sequence[float]]) -> dict[str, float]:

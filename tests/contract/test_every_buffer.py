@@ -21,8 +21,8 @@ from border_cli.core.state import Block, State
 from border_cli.core.types import Batch, Step, concat_items
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.n_step import NStepProcessor
+from tests.fakes import processed
 from tests.faults.amounts import FULL
-from tests.rows import processed
 
 GAMMA = 0.5
 SIZE = 8

@@ -35,12 +35,12 @@ from border_cli.core.spaces import Array
 from border_cli.core.types import Batch, Step
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime.signals import StopFlag
+from tests.fakes import processed
 from tests.faults.amounts import FULL, sampled
 from tests.faults.processes import nothing_left
 from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
 from tests.learners import SIZE, OneBatchBuffer, batch_of, config_of, learn_from, make_learner, spec_of
 from tests.real_runs import Run, tiny, train
-from tests.rows import processed
 
 pytestmark = [
     pytest.mark.usefixtures("folder"),

@@ -22,8 +22,8 @@ from border_cli.envs.gym_spaces import env_spec
 from border_cli.envs.trial import try_env
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
+from tests.fakes import sampler_of
 from tests.real_runs import train
-from tests.rows import sampler_of
 
 N = 4
 

@@ -19,7 +19,7 @@ from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.config.schema import BufferConfig
 from border_cli.replay.buffer import RowReplayBuffer, make_buffer
 from border_cli.replay.n_step import NStepProcessor
-from tests.rows import processed
+from tests.fakes import processed
 from tests.unit.test_step_processor import SPEC, step
 
 T = torch.tensor

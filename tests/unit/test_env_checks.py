@@ -20,9 +20,8 @@ from border_cli.envs.group import GymEnv, ReplayedEnv
 from border_cli.envs.trial import try_env
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.training.evaluators import EpisodeRunner
-from tests.fakes import NumpyPolicy
+from tests.fakes import NumpyPolicy, sampler_of
 from tests.faults.amounts import sampled
-from tests.rows import sampler_of
 
 NAN, INF = float("nan"), float("inf")
 BOX = spaces.Box(-10.0, 1000.0, (2,), np.float32)

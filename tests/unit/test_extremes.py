@@ -17,8 +17,7 @@ from border_cli.replay.n_step import NStepProcessor
 from border_cli.replay.samplers import UniformSampler
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
-from tests.fakes import NumpyPolicy
-from tests.rows import processed, sampler_of
+from tests.fakes import NumpyPolicy, processed, sampler_of
 from tests.unit.test_env_checks import group
 from tests.unit.test_step_processor import SPEC, step
 

@@ -14,7 +14,7 @@ from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import concat_items
 from border_cli.run import factories
-from tests.rows import processed
+from tests.fakes import processed
 from tests.unit.test_step_processor import SPEC, rows, step
 
 OBS = {"obs": np.zeros((20_000, 1), np.float32)}

@@ -18,7 +18,7 @@ from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.replay.samplers import MinTree, PrioritizedSampler, SumTree, UniformSampler
-from tests.rows import processed
+from tests.fakes import processed
 from tests.unit.test_step_processor import SPEC, step
 
 

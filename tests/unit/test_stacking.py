@@ -14,7 +14,7 @@ from border_cli.envs.catch import Catch
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
-from tests.rows import processed
+from tests.fakes import processed
 
 pytest.importorskip("cv2", reason="extra atari is not installed")
 CATCH = EnvConfig(entry_point="border_cli.envs.catch:Catch", preprocess="atari", frame_stack=4, noop_max=3)

@@ -27,7 +27,7 @@ from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.n_step import NStepProcessor
-from tests.rows import processed, sampler_of
+from tests.fakes import processed, sampler_of
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=9))
 
