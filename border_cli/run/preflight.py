@@ -83,11 +83,15 @@ def preflight(
     spec = probed.spec
     agent_module.check_spec(config.agent, spec)
     _check_effects(overrides, spec)
-    _check_device(config.device)
-    _check_precision(getattr(config.agent, "precision", "float32"), config.device)
+    _check_device(config)
     torch.set_num_threads(threads(config))  # before the first tensor, which starts them
     sizes = factories.sizes(config, spec)
-    decided, reason = _decide(with_env_facts(config, probed.action_mask, probed.categories), spec, stop)
+    config, measured = with_env_facts(config, probed.action_mask, probed.categories), None
+    if envs := throughput.env_counts(config):  # a measurement may and can decide something
+        from border_cli.run import probes
+
+        measured = probes.measure(config, spec, envs, probes.AUTO_S, stop)
+    decided, reason = throughput.decide(config, measured, machine.cpus())
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
         decided,
@@ -148,16 +152,6 @@ def _check_effects(overrides: Collection[str], spec: EnvSpec) -> None:
         )
 
 
-def _decide(config: TrainConfig, spec: EnvSpec, stop: StopFlag) -> tuple[TrainConfig, str]:
-    """As `throughput.decide`. Measures only what may and can change something."""
-    cpus, measured = machine.cpus(), None
-    if envs := throughput.env_counts(config):
-        from border_cli.run import probes
-
-        measured = probes.measure(config, spec, envs, probes.AUTO_S, stop)
-    return throughput.decide(config, measured, cpus)
-
-
 def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
     """Make the environment once in a child process, and find out what can be known before the run."""
     began, silence = time.monotonic(), Deadline(SILENCE_S)
@@ -179,74 +173,56 @@ def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
             allowed="a higher actor_manager.start_timeout_s",
         ) from e
     except ChildError as e:
-        raise _probe_error(e) from e
+        first, newline, said = str(e).partition("\n")
+        if e.error_type == "BorderError":  # a module that failed on import
+            raise BorderError(str(e)) from e
+        if e.error_type == "UsageError":
+            raise UsageError(str(e)) from e
+        if e.error_type == "RuntimeError" and "bootstrapping phase" in str(e):
+            raise UsageError(
+                "your script trains when it is imported", allowed='train under `if __name__ == "__main__":`'
+            ) from e
+        if not e.error_type:
+            raise UsageError(f"env: {first} while it made the environment{newline}{said}") from e
+        raise UsageError(
+            f"env: the environment raised when it was made or reset: {e.error_type}: {first}\n"
+            "env.kwargs.… are its arguments; debug=true shows its traceback"
+        ) from e
     for text in probed.warnings:
         write_line(sys.stderr, f"warning: {text}")
     return probed
 
 
-def _probe_error(error: ChildError) -> BorderError:
-    if error.error_type == "UsageError":
-        return UsageError(str(error))
-    if error.error_type == "BorderError":  # a module that failed on import
-        return BorderError(str(error))
-    if error.error_type == "RuntimeError" and "bootstrapping phase" in str(error):
-        return UsageError(
-            "your script trains when it is imported", allowed='train under `if __name__ == "__main__":`'
-        )
-    if not error.error_type:
-        first, newline, said = str(error).partition("\n")
-        return UsageError(f"env: {first} while it made the environment{newline}{said}")
-    first = str(error).partition("\n")[0]
-    return UsageError(
-        f"env: the environment raised when it was made or reset: {error.error_type}: {first}\n"
-        "env.kwargs.… are its arguments; debug=true shows its traceback"
-    )
-
-
-def _check_device(device: str) -> None:
-    if device == "cpu":
-        return
+def _check_device(config: TrainConfig) -> None:
+    """Raise UsageError where the learner's device does not exist, or cannot compute in the agent's precision."""
     import torch
 
+    device, precision = config.device, getattr(config.agent, "precision", "float32")
     kind, _, index = device.partition(":")
-    mps = torch.backends.mps.is_available()
-    count = int(mps) if kind == "mps" else torch.cuda.device_count()
-    if int(index or 0) >= count:
-        raise UsageError(
-            f"device={device}: this machine has {count} {kind} devices\nallowed here: device=cpu"
-        )
-
-
-def _check_precision(precision: str, device: str) -> None:
-    """Raise UsageError where the device, which must exist, cannot compute in this precision."""
+    if kind != "cpu":
+        count = int(torch.backends.mps.is_available()) if kind == "mps" else torch.cuda.device_count()
+        if int(index or 0) >= count:
+            raise UsageError(
+                f"device={device}: this machine has {count} {kind} devices\nallowed here: device=cpu"
+            )
     if precision == "float32":
         return
-    import torch
-
-    if device.startswith("cuda"):
+    slow = ""
+    if kind == "cuda":
         with torch.cuda.device(device):
             supported = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        supported = device == "cpu" and machine.has_bfloat16()
+    elif not (supported := kind == "cpu" and machine.has_bfloat16()) and kind == "cpu":
+        torch.set_num_threads(1)  # on a busy machine, threads that wait for each other take seconds
+        seconds = []
+        for dtype in (torch.float32, torch.bfloat16):
+            matrix = torch.ones(256, 256, dtype=dtype)
+            seconds.append(min(timeit.repeat(lambda: matrix @ matrix, repeat=5, number=1)))  # noqa: B023
+        slow = f": {seconds[0] / seconds[1]:.2f} of the speed of float32"
     if not supported:
-        slow = f": {_bfloat16_speed():.2f} of the speed of float32" if device == "cpu" else ""
         raise UsageError(
             f"agent.precision={precision}: device={device} has no instructions for it on this machine{slow}\n"
             "allowed here: agent.precision=float32 in a new run, which init_from=<run> starts from the weights of another"
         )
-
-
-def _bfloat16_speed() -> float:
-    """Speed of a product of 256×256 matrices in bfloat16 on the CPU, over that in float32."""
-    import torch
-
-    torch.set_num_threads(1)  # on a busy machine, threads that wait for each other take seconds
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        matrix = torch.ones(256, 256, dtype=dtype)
-        seconds.append(min(timeit.repeat(lambda: matrix @ matrix, repeat=5, number=1)))  # noqa: B023
-    return seconds[0] / seconds[1]
 
 
 def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:

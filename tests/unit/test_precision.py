@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.nets import Linear, in_float32
 from border_cli.agents.params import FlatParams
+from border_cli.agents.sac.config import SacConfig
 from border_cli.config.registry import AGENTS
+from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.run import preflight
 from border_cli.runtime import machine
@@ -113,12 +115,15 @@ def test_it_is_refused_where_the_device_has_no_instructions_for_it(
     monkeypatch.setattr(machine, "has_bfloat16", lambda: supported)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
-    preflight._check_precision("float32", device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    single, half = (TrainConfig(agent=SacConfig(precision=p), device=device) for p in ("float32", "bfloat16"))
+    preflight._check_device(single)
     if supported and device != "mps":
-        preflight._check_precision("bfloat16", device)
+        preflight._check_device(half)
         return
     with pytest.raises(UsageError, match=f"device={device} has no instructions") as raised:
-        preflight._check_precision("bfloat16", device)
+        preflight._check_device(half)
     if device == "cpu":
         assert re.search(r"on this machine: \d+\.\d\d of the speed of float32", str(raised.value))
     # a run that is resumed keeps its precision
