@@ -137,23 +137,18 @@ class Output:
         """Erase the frame, write what was queued, draw the frame again."""
         with self._changed:
             pieces, self._queue = self._queue, []
-        frame = self._drawn()
+        drawing = self._frame
+        try:
+            frame = drawing() if drawing is not None else ""
+        except Exception:
+            self._frame, frame = None, ""
+            _logger.exception("nothing is drawn any more, training continues")
         whole = [(self.stdout, _ERASE * self._height), *pieces, (self.stdout, frame)]
         self._height = frame.count("\n")
         for stream, group in groupby(whole, lambda piece: piece[0]):
             stream.write_now("".join(text for _, text in group))
         with self._changed:
             self._waiting -= sum(len(text) for _, text in pieces)
-
-    def _drawn(self) -> str:
-        if (frame := self._frame) is None:
-            return ""
-        try:
-            return frame()
-        except Exception:
-            self._frame = None
-            _logger.exception("nothing is drawn any more, training continues")
-            return ""
 
 
 class QueuedStream(io.TextIOBase):

@@ -21,7 +21,7 @@ from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
 from border_cli.config.throughput import Measured
 from border_cli.core import format
 from border_cli.core.progress import Progress, RunResult
-from border_cli.core.types import ActorStat, Evaluation
+from border_cli.core.types import Evaluation
 from border_cli.display.output import printable, wrapped
 from border_cli.runtime import machine
 
@@ -231,25 +231,19 @@ def print_end_tables(console: Console, progress: Progress, result: RunResult, ne
     rows[f"best score{unconfirmed}"] = _score(result.best)
     tables = [_two_columns("trainer", rows)]
     if result.actors:
-        tables.append(_actor_table(result.actors))
+        columns = ("actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state")
+        tables.append(make_table("actors", *columns))
+    for actor in result.actors:
+        counts = (str(actor.actor), str(actor.incarnation), f"{actor.env_steps:,}", f"{actor.episodes:,}")
+        rate = format.number(actor.samples_per_sec if actor.seconds > 0 else None)
+        blocked = format.share(actor.blocked_seconds / actor.seconds if actor.seconds > 0 else None)
+        add_row(tables[1], *counts, rate, blocked, actor.state)
     print_tables(console, tables)
     print_lines(console, ("bound", result.bound), ("expected", result.expected), ("next", next_command))
 
 
 def _score(score: Evaluation | None) -> str:
     return format.MISSING if score is None else f"{format.number(score.mean)} at opt step {score.opt_steps:,}"
-
-
-def _actor_table(actors: Sequence[ActorStat]) -> Table:
-    columns = ("actor", "incarnation", "env steps", "episodes", "samples/s", "blocked", "state")
-    table = make_table("actors", *columns)
-    for actor in actors:
-        began = actor.seconds > 0
-        counts = (str(actor.actor), str(actor.incarnation), f"{actor.env_steps:,}", f"{actor.episodes:,}")
-        rate = format.number(actor.samples_per_sec if began else None)
-        blocked = format.share(actor.blocked_seconds / actor.seconds if began else None)
-        add_row(table, *counts, rate, blocked, actor.state)
-    return table
 
 
 def _two_columns(title: str, rows: Mapping[str, str]) -> Table:

@@ -294,16 +294,16 @@ class ReplayedEnv(GymEnv):
         check_like(
             state, self.state(), "the environments", growing=[f"actions-{i}" for i in range(self.n_envs)]
         )
-        return [i for i in range(self.n_envs) if not self._replay(i, state.arrays)]
-
-    def _replay(self, env_ix: int, saved: dict[str, Array]) -> bool:
-        if (seed := int(saved["seeds"][env_ix])) == _TOO_LONG:
-            return False
-        self.reset(env_ix, seed)
-        for action in saved[f"actions-{env_ix}"]:
-            if self.step([env_ix], action[np.newaxis]).over[0]:
-                return False  # the saved episode continued here
-        return bool((self._hash(env_ix) == saved["observations"][env_ix]).all())
+        lost = []
+        for i, seed in enumerate(state.arrays["seeds"]):
+            is_same = seed != _TOO_LONG
+            if is_same:
+                self.reset(i, int(seed))
+            for action in state.arrays[f"actions-{i}"]:  # the saved episode continued after each
+                is_same = is_same and not self.step([i], action[np.newaxis]).over[0]
+            if not is_same or (self._hash(i) != state.arrays["observations"][i]).any():
+                lost.append(i)
+        return lost
 
     def _hash(self, env_ix: int) -> Array:
         digest = hashlib.sha256()

@@ -77,8 +77,18 @@ def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         kwargs = {"frameskip": 1, "full_action_space": False} | sticky | kwargs
     if entry.factory:
         env = _checked(entry.load()(config, **kwargs), f"env={config.type}")
+    elif path := config.entry_point:
+        module, _, name = path.partition(":")
+        maker = getattr(import_path(module, "env.entry_point"), name, None) if name else None
+        if maker is None:
+            raise UsageError(
+                f"env.entry_point: {path!r} has no such class or function",
+                nearest=nearest_path(path),
+                allowed="module:name",
+            )
+        env = _checked(maker(**kwargs), f"env.entry_point: {path!r}")
     else:
-        env = _from_entry_point(config, kwargs) if config.entry_point else _from_id(config, kwargs)
+        env = _from_id(config, kwargs)
     if env.render_mode == "human" and "render_mode" not in kwargs:
         env.unwrapped.render_mode = None  # the default of some classes: a window in each process
     return atari.preprocessed(env, config) if is_game else env
@@ -210,19 +220,6 @@ def _log_mujoco_warnings() -> None:
     except ModuleNotFoundError:
         return
     mujoco.set_mju_user_warning(functools.cache(lambda message: _logger.info("MuJoCo: %s", message)))
-
-
-def _from_entry_point(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    path = str(config.entry_point)
-    module, _, name = path.partition(":")
-    maker = getattr(import_path(module, "env.entry_point"), name, None) if name else None
-    if maker is None:
-        raise UsageError(
-            f"env.entry_point: {path!r} has no such class or function",
-            nearest=nearest_path(path),
-            allowed="module:name",
-        )
-    return _checked(maker(**kwargs), f"env.entry_point: {config.entry_point!r}")
 
 
 def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:
