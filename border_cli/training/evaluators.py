@@ -29,6 +29,8 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _RESTART_DELAY_S = 1.0
 _POLL_INTERVAL_S = 0.05
+_NO_END_S = 60.0
+"""If no episode of an evaluation has ended after this time, a warning says how to limit episodes [s]."""
 _logger = logging.getLogger(__name__)
 
 
@@ -51,7 +53,7 @@ class EpisodeRunner:
         self.max_episode_steps = max_episode_steps
         self._should_stop = should_stop
         self._info_keys = info_keys
-        self._has_warned = False
+        self._warned = set[str]()
         self.ended = 0
         self._lengths: list[int] = []
         self._running: dict[int, int] = {}  # environment → its episode
@@ -80,7 +82,7 @@ class EpisodeRunner:
         returns, lengths, cut = [0.0] * len(seeds), [0] * len(seeds), 0
         self.ended, self._lengths, self._running = 0, lengths, {}
         infos: list[list[float]] = []  # of each episode that has ended
-        running = self._running
+        running, no_end = self._running, Deadline(_NO_END_S)
 
         def start_next(env_ix: int) -> None:
             self.ended += running.pop(env_ix, None) is not None
@@ -98,6 +100,10 @@ class EpisodeRunner:
                 if self._should_stop():
                     return None
                 tick()
+                self._warn_if(
+                    not self.ended and no_end.passed,
+                    "no episode of an evaluation has ended after a minute, and each is cut at",
+                )
                 env_ixs = sorted(running)
                 step = env.step(env_ixs, policy.sample(env.observe(env_ixs), env_ix=env_ixs))
                 infos += [] if step.infos is None else step.infos[step.over].tolist()
@@ -113,10 +119,9 @@ class EpisodeRunner:
                         start_next(env_ix)
         finally:
             policy.train()
-        if cut == len(seeds) and not self._has_warned:
-            self._has_warned = True
-            limit = f"{self.max_episode_steps:,} env steps"
-            _logger.warning("all %d episodes of an evaluation were cut at %s: none has ended", cut, limit)
+        self._warn_if(
+            cut == len(seeds), f"none of the {cut} episodes of an evaluation has ended, and all were cut at"
+        )
         return Evaluation(opt_steps, tuple(returns), tuple(lengths), self._means(infos))
 
     def _means(self, infos: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -125,6 +130,13 @@ class EpisodeRunner:
             key: [row[i] for row in infos if not math.isnan(row[i])] for i, key in enumerate(self._info_keys)
         }
         return {key: fmean(column) for key, column in numbers.items() if column}
+
+    def _warn_if(self, condition: bool, what: str) -> None:
+        """Warn once, with the limit and how to change it."""
+        if condition and what not in self._warned:
+            self._warned.add(what)
+            limit = f"{self.max_episode_steps:,} env steps"
+            _logger.warning("%s %s: env.max_episode_steps=<n> ends them, in training too", what, limit)
 
     def close(self) -> None:
         self.env.close()

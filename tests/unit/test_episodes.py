@@ -10,6 +10,7 @@ import pytest
 
 from border_cli.core.spaces import Array, Obs
 from border_cli.core.types import Evaluation, Step
+from border_cli.training import evaluators
 from border_cli.training.evaluators import EpisodeRunner
 from tests.evaluators import SeededEnv, WeightPolicy
 
@@ -47,7 +48,11 @@ def test_every_episode_has_its_seed_and_a_tick_before_each_reset_and_env_step(n_
     assert env.closed
 
 
-def test_episodes_that_do_not_end_are_cut_and_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_episodes_that_do_not_end_are_cut_and_mentioned_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluators, "_NO_END_S", 0.0)
+
     class Endless(SeededEnv):
         def step(self, env_ix: Sequence[int], action: Array) -> Step:
             going_on = np.zeros(len(env_ix), bool)
@@ -61,7 +66,11 @@ def test_episodes_that_do_not_end_are_cut_and_mentioned_once(caplog: pytest.LogC
         )
         assert evaluation is not None and evaluation.lengths == (102, 102)
     assert ended[-1] == (0, 101)
-    assert caplog.messages == ["all 2 episodes of an evaluation were cut at 102 env steps: none has ended"]
+    way_out = "at 102 env steps: env.max_episode_steps=<n> ends them, in training too"
+    assert caplog.messages == [
+        f"no episode of an evaluation has ended after a minute, and each is cut {way_out}",
+        f"none of the 2 episodes of an evaluation has ended, and all were cut {way_out}",
+    ]
 
 
 @pytest.mark.parametrize("polls", [0, 5])
