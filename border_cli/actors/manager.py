@@ -58,14 +58,10 @@ class ActorManager:
         self._first_cause: ActorLostError | None = None
         self.stopped = False
         self._left: list[Chunk] = []  # collected while the actors were stopping
-        self._former: dict[str, Any] = {}  # counts of actors that only an earlier launch had
 
     def start(self, model: ModelInfo, state: State | None = None) -> None:
         """Start every actor as `begin` does. From a saved state they count on, with new episodes from new seeds."""
-        saved = (
-            {} if state is None else {key: value for key, value in state.values.items() if key.isdecimal()}
-        )
-        self._former = {key: value for key, value in saved.items() if int(key) >= self.n_actors}
+        saved = {} if state is None else state.values
         self.begin(model, [(_resumed(actor, saved), None) for actor in range(self.n_actors)])
 
     def begin(
@@ -117,7 +113,7 @@ class ActorManager:
     def state(self, whole: bool = True) -> State:
         """What each actor has counted. Actors on credit are not resumed in the middle of an episode."""
         counts = {str(s.actor): {name: getattr(s, name) for name in _COUNTS} for s in self.stats()}
-        return State({}, self._former | counts)
+        return State({}, counts)
 
     def present(self) -> list[bool]:
         """Which actors can act. Each absence is reported at least once, however short it was."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,23 +20,10 @@ from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_epis
 _logger = logging.getLogger(__name__)
 
 
-class ResumableEnv(Env, Protocol):
-    """Environments whose state can be saved in the middle of an episode."""
-
-    def state(self) -> State:
-        """Everything that `load_state` needs."""
-
-    def load_state(self, state: State) -> list[int]:
-        """Restore a saved state. Returns the environments that could not be restored exactly.
-
-        Raises ValueError if the state does not fit.
-        """
-
-
 class Sampler:
     """Steps environments with a policy and gives the steps to a processor, which turns them into items.
 
-    Its state can be saved between any two env steps if the environments are a ResumableEnv and every episode has a seed.
+    Its state can be saved between any two env steps if the environments are a ReplayedEnv and every episode has a seed.
 
     Args:
         processor: gets each env step; the caller takes the items from it.
@@ -81,7 +68,7 @@ class Sampler:
         check_like(saved := section(state, "own"), self._own_state(), f"the sampler of {self._owner}")
         self._episodes, self.dropped = saved.arrays["episodes"].copy(), saved.values["dropped"]
         self.processor.load_state(section(state, "processor"))
-        lost = cast(ResumableEnv, self._env).load_state(section(state, "env"))
+        lost = cast(Any, self._env).load_state(section(state, "env"))
         self._to_cut = sorted({*np.flatnonzero(saved.arrays["to_cut"]).tolist(), *lost})
         for env_ix in lost:
             self.exact = False
@@ -95,7 +82,7 @@ class Sampler:
 
     def state(self) -> State:
         """Between two env steps, with no rows left to take. The policy's state is not included."""
-        env = cast(ResumableEnv, self._env)
+        env = cast(Any, self._env)
         return joined({"env": env.state(), "processor": self.processor.state(), "own": self._own_state()})
 
     def next_envs(self, k: int) -> list[int]:
@@ -157,7 +144,6 @@ class InThreadSource:
         self._n_envs = n_envs
         self._credit = 0
         self._global_env_steps = 0
-        self._sequence = 0
         self._started = monotonic()
         self._version = 0
         self._stat = ActorStat(0, state="ready")
@@ -177,7 +163,7 @@ class InThreadSource:
         else:
             self._sampler.begin(first_episode=values["episodes"] + 1)
         self._sampler.next_env = values["next_env"]
-        self._sequence, self._version = values["sequence"], values["version"]
+        self._version = values["version"]
         stat.env_steps = stat.env_steps_before = values["env_steps"]
         stat.episodes, stat.exact = values["episodes"], self._sampler.exact
 
@@ -189,7 +175,6 @@ class InThreadSource:
         counts = {
             "env_steps": self._stat.env_steps,
             "next_env": self._sampler.next_env,
-            "sequence": self._sequence,
             "version": self._version,
             "episodes": self._stat.episodes,
         }
@@ -204,9 +189,7 @@ class InThreadSource:
         items = self._sampler.processor.take()
         self._stat.env_steps += taken
         self._stat.episodes += count_episodes(items)
-        chunk = Chunk(0, 0, self._sequence, taken, self._version, items)
-        self._sequence += 1
-        return [chunk]
+        return [Chunk(0, 0, 0, taken, self._version, items)]
 
     def present(self) -> list[bool]:
         return [True]

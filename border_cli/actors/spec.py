@@ -9,7 +9,7 @@ from typing import Any
 
 from border_cli.core.protocols import ActingPolicy, StepProcessor
 from border_cli.core.spaces import EnvSpec
-from border_cli.runtime.transport import WORD, Layout, SharedBlock, SharedEvent
+from border_cli.runtime.transport import CACHE_LINE, SharedBlock, SharedEvent
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ActorSpec:
     """What every actor of a run is made of. Plain data that is sent to the actor's process.
 
     Args:
-        env: makes an Env with actor_id.n_envs environments; in lockstep a ResumableEnv.
+        env: makes an Env with actor_id.n_envs environments; in lockstep a ReplayedEnv.
         policy, processor: make these parts for the spaces of the environment.
         credit: env steps that one actor takes at most before the learner has inserted any; the size of its ring follows.
         rounds: of lockstep; None for actors that act on credit.
@@ -138,7 +138,7 @@ class ActorStatus:
     Env steps include those of earlier incarnations.
 
     Args:
-        shared, credit, words: where in the block the words of all actors, this one's credit and its own words are.
+        block: the status of all actors · actor: number of this one.
         changed: set whenever the learner has changed something that the actor may be waiting for.
 
     Attributes:
@@ -150,17 +150,17 @@ class ActorStatus:
 
     heartbeat, first_step_ns, blocked_ns, dropped = _Word(1), _Word(2), _Word(3), _Word(4)
 
-    def __init__(
-        self, block: SharedBlock, shared: int, credit: int, words: int, changed: SharedEvent
-    ) -> None:
-        self._places = block, shared, credit, words
-        self._shared = block.words(shared, 2)
-        self._credit = block.words(credit, 1)
-        self.words = block.words(words, 5)  # of this actor alone; the first is its state
+    def __init__(self, block: SharedBlock, actor: int, changed: SharedEvent) -> None:
+        self._shared = block.words(0, 2)
+        self._credit = block.words((1 + 2 * actor) * CACHE_LINE, 1)
+        self.words = block.words(
+            (2 + 2 * actor) * CACHE_LINE, 5
+        )  # of this actor alone; the first is its state
         self.changed = changed
+        self._parts = block, actor, changed
 
     def __reduce__(self) -> tuple[Callable[..., ActorStatus], tuple[Any, ...]]:
-        return ActorStatus, (*self._places, self.changed)
+        return ActorStatus, self._parts
 
     @property
     def stop_requested(self) -> bool:
@@ -204,12 +204,9 @@ class StatusBlock:
     """
 
     def __init__(self, n_actors: int) -> None:
-        layout = Layout()
-        shared = layout.reserve(2 * WORD)
-        places = [(layout.reserve(WORD), layout.reserve(5 * WORD)) for _ in range(n_actors)]
-        self._block = SharedBlock(layout.size, "the actors' status")
-        self._shared = self._block.words(shared, 2)
-        self._actors = [ActorStatus(self._block, shared, *place, SharedEvent()) for place in places]
+        self._block = SharedBlock((1 + 2 * n_actors) * CACHE_LINE, "the actors' status")
+        self._shared = self._block.words(0, 2)
+        self._actors = [ActorStatus(self._block, actor, SharedEvent()) for actor in range(n_actors)]
 
     def __getitem__(self, actor: int) -> ActorStatus:
         return self._actors[actor]

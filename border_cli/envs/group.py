@@ -247,7 +247,7 @@ def spec_of(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
 
 
 class ReplayedEnv(GymEnv):
-    """Environments that can be resumed in the middle of an episode; implements `actors.sampler.ResumableEnv`.
+    """Environments that can be resumed in the middle of an episode.
 
     The state is the seed and the actions of each unfinished episode. An environment that draws random numbers from its own
     generator alone reaches the same point again with them; a hash of the current observation shows whether it did. Every

@@ -57,12 +57,13 @@ _preload: tuple[str, ...] = ()
 
 
 def start_early(preload: Sequence[str] = PRELOAD) -> None:
-    """Start the fork server if it does not run yet, let it import these modules too, and return at once."""
+    """Start the fork server if it does not run yet, and return at once. It imports these modules too, at the latest for the
+    next child.
+    """
     global _preload
-    before, _preload = _preload, tuple(dict.fromkeys((*_preload, *preload)))
-    if _link is None or _preload != before:
-        with contextlib.closing(_pickled(_preload, "a list of modules")) as block:
-            _request(b"p", [block.fileno()])
+    _preload = tuple(dict.fromkeys((*_preload, *preload)))
+    if _link is None:
+        _start_server()
 
 
 def forkserver_pid() -> int | None:
@@ -102,7 +103,7 @@ def start(setup: Setup, function: Callable[..., Any], args: tuple[Any, ...], pip
             _pickled((_preload, setup, content), f"the arguments of {setup.name}")
         ) as block:
             try:
-                _request(b"s", [theirs.fileno(), block.fileno(), pipe, *passing.descriptors])
+                _request([theirs.fileno(), block.fileno(), pipe, *passing.descriptors])
             except OSError as error:
                 ours.close()
                 raise resource_error(error, f"starting {setup.name}") from error
@@ -164,7 +165,7 @@ class _Passing:
     DupFd = PassedDescriptor
 
 
-def _request(kind: bytes, descriptors: Sequence[int]) -> None:
+def _request(descriptors: Sequence[int]) -> None:
     """Send a request, if need be to a new server. Raises OSError."""
     for last in (False, True):
         link = _link or _start_server()
@@ -173,7 +174,7 @@ def _request(kind: bytes, descriptors: Sequence[int]) -> None:
             poll.register(link.socket, select.POLLOUT)
             if not poll.poll(1e3 * _REQUEST_S):
                 raise OSError(errno.EAGAIN, "the process that starts others does not answer")
-            socket.send_fds(link.socket, [kind], list(descriptors))
+            socket.send_fds(link.socket, [b"s"], list(descriptors))
             return
         except (BrokenPipeError, ConnectionResetError):
             if last or link.process is None:
@@ -186,7 +187,7 @@ def _start_server() -> _Link:
     ours, theirs = socket.socketpair()
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
-        f"from border_cli.runtime.forkserver_process import serve; serve({theirs.fileno()})"
+        f"from border_cli.runtime.forkserver_process import serve; serve({theirs.fileno()}, {_preload!r})"
     )
     flags: Any = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     with theirs, blocked():

@@ -45,14 +45,15 @@ _TAIL = 4000
 _CHUNK = 1 << 16
 
 
-def serve(descriptor: int) -> NoReturn:
-    """Serve the client at the other end of this socket, and the jobs that it starts, until none is left."""
+def serve(descriptor: int, preload: Sequence[str] = ()) -> NoReturn:
+    """Import these modules; serve the client at the other end of this socket, and its jobs, until none is left."""
     os.setpgid(0, 0)
     for number in LEFT_TO_CLIENT:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_CLIENT)
     gc.disable()  # imports are an eighth faster, and what they have made is never garbage
     worker.adopt_orphans()
+    _import(preload)
     try:
         _Server(socket.socket(fileno=descriptor)).run()
     finally:
@@ -113,26 +114,22 @@ class _Server:
     def _serve(self, client: socket.socket) -> None:
         """Take one request."""
         try:
-            kind, descriptors, *_ = socket.recv_fds(client, 1, 250)
+            request, descriptors, *_ = socket.recv_fds(client, 1, 250)
         except BlockingIOError:
             return
         except ConnectionResetError:
-            kind, descriptors = b"", []
+            request, descriptors = b"", []
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-        match kind:
-            case b"s":
-                self._start(client, descriptors)
-            case b"p":
-                _import(_read(descriptors[0]))
-                os.close(descriptors[0])
-            case _:
-                self._selector.unregister(client.fileno())
-                self._clients.discard(client)
-                client.close()
-                for pid, running in self._running.items():
-                    if running.client is client:
-                        os.kill(pid, signal.SIGKILL)
+        if request:
+            self._start(client, descriptors)
+            return
+        self._selector.unregister(client.fileno())
+        self._clients.discard(client)
+        client.close()
+        for pid, running in self._running.items():
+            if running.client is client:
+                os.kill(pid, signal.SIGKILL)
 
     def _start(self, client: socket.socket, descriptors: list[int]) -> None:
         status = Connection(descriptors[0])
