@@ -128,10 +128,10 @@ def test_a_new_run_starts_from_the_weights_of_another(
     best = read_checkpoint(first.path / "best")  # its opt step has a complete checkpoint
     whole = source.startswith("checkpoints")
     expected = (read_checkpoint(path) if whole else best).model.info.arrays
-    found = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).model.info.arrays
-    assert found.keys() == expected.keys()
+    loaded_arrays = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).model.info.arrays
+    assert loaded_arrays.keys() == expected.keys()
     for name, weights in expected.items():
-        np.testing.assert_array_equal(found[name], weights)
+        np.testing.assert_array_equal(loaded_arrays[name], weights)
     assert run.counts[0] == 5  # only weights are taken; counts start at 0
     checkpoint = first.path / "checkpoints" / f"step-{best.opt_steps:09d}"
     assert run.config.init_from == str(path if whole else checkpoint)
@@ -166,11 +166,11 @@ def test_a_new_sac_run_starts_from_the_critics_too(
     source = first_sac.path / "checkpoints" / f"step-{best:09d}"
     second = train(*SAC, *args, f"init_from={first_sac.path if parts == 'all' else source}")
     assert second.config.init_from == str(source)
-    saved, found = (
+    saved, loaded_arrays = (
         training_of(path) for path in (source, second.path / "checkpoints" / second.checkpoints[-1])
     )
     same = {
-        name: np.allclose(found.arrays[name], array, atol=1e-6)
+        name: np.allclose(loaded_arrays.arrays[name], array, atol=1e-6)
         for name, array in saved.arrays.items()
         if array.ndim and not any(override in name for override in ("adam", "exp_avg", "sums"))
     }
@@ -257,7 +257,7 @@ def test_actors_act_with_the_given_weights_before_the_first_opt_step(first: Run)
     loaded = f"init_from={first.path}"
     returns = []
     for args in ((loaded, SYNC), (loaded, "n_actors=1"), (SYNC,)):
-        own = ("env.wrappers=[tests.envs:SameStart]", "seed=5", "trainer.ratio_tolerance=1")
-        run = train(*greedy, *ONE_OPT_STEP, *own, *args)
+        more = ("env.wrappers=[tests.envs:SameStart]", "seed=5", "trainer.ratio_tolerance=1")
+        run = train(*greedy, *ONE_OPT_STEP, *more, *args)
         returns.append(run.records[0]["train/episode_return"])
     assert returns[0] == returns[1] != returns[2]

@@ -151,8 +151,8 @@ def test_e2_with_drop_the_episode_ends_before_the_bad_env_step(
     env = group(nonfinite="drop", **{what: at(2, time, bad, good)})
     dropped = int(time > 0)
     n = sum(n_steps > 0 for *_, n_steps in stored) + dropped
-    sampler, found = rows(env, n, n_step)
-    assert found == stored
+    sampler, sampled_rows = rows(env, n, n_step)
+    assert sampled_rows == stored
     assert sampler.dropped == dropped
     (warning,) = caplog.messages
     assert warning.startswith(f"environment 0, episode 2, env step {time} of it: ")
@@ -192,7 +192,7 @@ def test_g2_the_count_of_dropped_env_steps_continues_after_a_resume() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "given", "message"),
+    ("space", "value", "message"),
     [
         (BOX, np.zeros(3, np.float32), r"obs has shape \(3,\), its space says \(2,\)"),
         (BOX, np.array(["1", "2"]), "obs has dtype <U1, its space says float32"),
@@ -202,16 +202,16 @@ def test_g2_the_count_of_dropped_env_steps_continues_after_a_resume() -> None:
         (spaces.Tuple((BOX, BOX)), (pair(0, 0),), r"there is no observation obs\.1"),
     ],
 )
-def test_e3_shape_and_dtype_are_an_error_at_once(space: spaces.Space[Any], given: Any, message: str) -> None:
+def test_e3_shape_and_dtype_are_an_error_at_once(space: spaces.Space[Any], value: Any, message: str) -> None:
     space.seed(0)
     good = space.sample()
     for time in (0, 1):
         with data_error(f"episode 1, env step {time} of it.*{message}"):
-            steps(group(space=space, observation=at(1, time, given, lambda e, t: good)), 1)
+            steps(group(space=space, observation=at(1, time, value, lambda e, t: good)), 1)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         lambda e, t: pair(e, t).astype(np.float64),
         lambda e, t: pair(e, t).tolist(),
@@ -220,9 +220,9 @@ def test_e3_shape_and_dtype_are_an_error_at_once(space: spaces.Space[Any], given
     ids=["float64", "list", "now and then"],
 )
 def test_e3_convertible_values_are_stored_as_declared_with_one_warning(
-    given: Callable[[int, int], Any], caplog: pytest.LogCaptureFixture
+    value: Callable[[int, int], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    env = group(observation=given)
+    env = group(observation=value)
     steps(env, 12)
     assert env.observe([0])["obs"].dtype == np.float32
     (warning,) = caplog.messages
@@ -230,7 +230,7 @@ def test_e3_convertible_values_are_stored_as_declared_with_one_warning(
 
 
 @pytest.mark.parametrize(
-    ("space", "given", "stored"),
+    ("space", "value", "stored"),
     [
         (spaces.Box(-1.0, 1.0, (2,), np.float64), np.zeros(2, np.float32), "float32"),
         (spaces.Box(0, 255, (2,), np.int64), np.zeros(2, np.uint8), "uint8"),
@@ -239,9 +239,9 @@ def test_e3_convertible_values_are_stored_as_declared_with_one_warning(
     ],
 )
 def test_e3_lossless_conversions_give_no_warning(
-    space: spaces.Space[Any], given: Any, stored: str, caplog: pytest.LogCaptureFixture
+    space: spaces.Space[Any], value: Any, stored: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    env = group(space=space, observation=lambda e, t: given)
+    env = group(space=space, observation=lambda e, t: value)
     steps(env, 12)
     assert env.observe([0])["obs"].dtype == stored == env.spec.obs.leaves[0].dtype
     assert caplog.messages == []

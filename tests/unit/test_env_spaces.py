@@ -128,8 +128,8 @@ def test_actions_of_an_integer_box_are_rounded_numbers() -> None:
 )
 def test_combinations_of_actions_are_numbered(actions: spaces.Space[Any], number: int, expected: Any) -> None:
     spec = try_env(config(FLATTEN, actions=actions)).spec
-    found = received(number, FLATTEN, actions=actions)
-    assert found.tolist() == expected
+    combination = received(number, FLATTEN, actions=actions)
+    assert combination.tolist() == expected
     every = [str(received(i, FLATTEN, actions=actions)) for i in range(spec.action.n)]
     assert len(set(every)) == spec.action.n
 

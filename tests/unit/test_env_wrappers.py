@@ -42,9 +42,9 @@ def refused(config: EnvConfig) -> str:
 
 
 def test_a_wrapper_is_a_name_or_a_map_of_name_and_arguments() -> None:
-    given = ["TimeAwareObservation", {"name": "my:Wrapper", "kwargs": {"a": 1}}]
+    values = ["TimeAwareObservation", {"name": "my:Wrapper", "kwargs": {"a": 1}}]
     expected = [WrapperConfig("TimeAwareObservation"), WrapperConfig("my:Wrapper", {"a": 1})]
-    config = to_config({"agent": {"type": "dqn"}, "env": {"wrappers": given}})
+    config = to_config({"agent": {"type": "dqn"}, "env": {"wrappers": values}})
     assert config.env.wrappers == expected
     assert to_config(to_plain(config)) == config
 
@@ -78,8 +78,8 @@ class InPlace(gymnasium.Env[Any, Any]):
 class Former(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Gives the observation before the newest one, which it keeps, and asks the environment for an attribute."""
 
-    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
-        self.kept, info = self.env.reset(**given)
+    def reset(self, **values: Any) -> tuple[Any, dict[str, Any]]:
+        self.kept, info = self.env.reset(**values)
         return self.kept, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -98,11 +98,11 @@ class Former(gymnasium.Wrapper[Any, Any, Any, Any]):
 def test_wrappers_keep_observations_that_the_environment_changes_in_place(
     env: dict[str, Any], shown: list[int]
 ) -> None:
-    made = GymEnv(env_config(**env))
-    made.reset(0, seed=0)
+    env_group = GymEnv(env_config(**env))
+    env_group.reset(0, seed=0)
     for _ in range(3):
-        made.step([0], ONE)
-    assert made.observe([0])["obs"].ravel().tolist() == shown
+        env_group.step([0], ONE)
+    assert env_group.observe([0])["obs"].ravel().tolist() == shown
 
 
 def test_spaces_are_those_of_the_wrapped_environment() -> None:
@@ -285,8 +285,8 @@ def further_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stacking_within_the_environment_is_recognised_under_the_selection() -> None:
-    found = try_env(env_config(entry_point="tests.envs:stacked_grid", obs_keys=["image"]))
-    assert [(leaf.shape, leaf.stack, leaf.categories) for leaf in found.spec.obs.leaves] == [
+    probed = try_env(env_config(entry_point="tests.envs:stacked_grid", obs_keys=["image"]))
+    assert [(leaf.shape, leaf.stack, leaf.categories) for leaf in probed.spec.obs.leaves] == [
         ((2, 5, 5, 3), 2, (10, 6, 1))
     ]
 
@@ -370,15 +370,15 @@ def test_which_images_hold_categories(env: dict[str, Any], expected: dict[str, l
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"picture": [2]}, "no small integer image 'picture'\nallowed: image"),
         ({"image": [2]}, "env.categories.image=[2]: the image has 3 channels\nallowed: 3 numbers"),
         ({"cell": [5]}, "no small integer image 'cell'"),
     ],
 )
-def test_categories_of_what_is_no_such_image_are_refused(given: dict[str, list[int]], message: str) -> None:
-    assert message in refused(env_config(entry_point="tests.envs:Grid", categories=given))
+def test_categories_of_what_is_no_such_image_are_refused(values: dict[str, list[int]], message: str) -> None:
+    assert message in refused(env_config(entry_point="tests.envs:Grid", categories=values))
 
 
 def probed_for_weights(saved: EnvConfig, here: EnvConfig) -> tuple[EnvSpec, Probed]:

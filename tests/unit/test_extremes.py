@@ -43,9 +43,9 @@ def test_e5_episodes_of_one_env_step_bootstrap_only_if_truncated(n_step: int) ->
     for t in range(0, 400, 4):
         buffer.push(processed(processor, step(t, 2.0, terminated=True)))
         buffer.push(processed(processor, step(t + 2, 2.0, truncated=True)))
-    found = targets(buffer)
-    assert len(found) > 20
-    for obs, (target, next_obs) in found.items():
+    learned = targets(buffer)
+    assert len(learned) > 20
+    for obs, (target, next_obs) in learned.items():
         assert next_obs == obs + 1  # the final observation, never the first of the next episode
         assert target == (2.0 if obs % 4 == 0 else 2.0 + GAMMA * 100 * (obs + 1))
 

@@ -30,7 +30,7 @@ def generator() -> torch.Generator:
 
 
 @pytest.mark.parametrize(
-    ("one", "expected"),
+    ("image", "expected"),
     [
         (leaf((84, 84, 3)), (84, 84, 3)),
         (leaf((3, 64, 48)), (64, 48, 3)),
@@ -40,15 +40,15 @@ def generator() -> torch.Generator:
         (leaf((7, 7, 7)), (7, 7, 7)),
     ],
 )
-def test_the_order_of_channels_is_detected(one: ObsLeaf, expected: tuple[int, int, int]) -> None:
-    assert is_image(one)
-    assert image_shape(one) == expected
+def test_the_order_of_channels_is_detected(image: ObsLeaf, expected: tuple[int, int, int]) -> None:
+    assert is_image(image)
+    assert image_shape(image) == expected
     height, width, channels = expected
-    assert channels_first(one, torch.zeros(2, *one.shape)).shape == (2, channels, height, width)
+    assert channels_first(image, torch.zeros(2, *image.shape)).shape == (2, channels, height, width)
 
 
 @pytest.mark.parametrize(
-    ("one", "channels"),
+    ("image", "channels"),
     [
         (leaf((84, 84)), [8]),
         (leaf((4, 8), stack=4), [8]),
@@ -60,15 +60,15 @@ def test_the_order_of_channels_is_detected(one: ObsLeaf, expected: tuple[int, in
         (leaf((10, 10, 2)), []),  # without `channels` an image gets no convolutions
     ],
 )
-def test_everything_else_is_flattened(one: ObsLeaf, channels: list[int]) -> None:
-    assert is_image(one) == (not channels)
-    encoder = Encoder(ObsSpec((one,)), channels, generator())
+def test_everything_else_is_flattened(image: ObsLeaf, channels: list[int]) -> None:
+    assert is_image(image) == (not channels)
+    encoder = Encoder(ObsSpec((image,)), channels, generator())
     assert not encoder.has_images
-    assert encoder.features == np.prod(one.shape)
+    assert encoder.features == np.prod(image.shape)
 
 
 @pytest.mark.parametrize(
-    ("one", "normalize", "expected"),
+    ("image", "normalize", "expected"),
     [
         (leaf((84, 84, 3)), False, "obs (84, 84, 3) uint8: convolutions, scaled from 0 … 255 to 0 … 1"),
         (leaf((128, 64, 4), high=1.0, dtype="float32"), False, "obs (128, 64, 4) float32: convolutions"),
@@ -82,8 +82,8 @@ def test_everything_else_is_flattened(one: ObsLeaf, channels: list[int]) -> None
         ),
     ],
 )
-def test_what_becomes_of_a_part_is_said_in_words(one: ObsLeaf, normalize: bool, expected: str) -> None:
-    assert described(one, [8], normalize) == expected
+def test_what_becomes_of_a_part_is_said_in_words(image: ObsLeaf, normalize: bool, expected: str) -> None:
+    assert described(image, [8], normalize) == expected
 
 
 def test_channels_are_not_mixed() -> None:
@@ -95,28 +95,28 @@ def test_channels_are_not_mixed() -> None:
 
 
 def test_atari_frames_get_ataris_network() -> None:
-    made = Convolutions(leaf((4, 84, 84), stack=4), [32, 64, 64], generator())
-    shapes = [tuple(layer.weight.shape) for layer in made.layers]
+    network = Convolutions(leaf((4, 84, 84), stack=4), [32, 64, 64], generator())
+    shapes = [tuple(layer.weight.shape) for layer in network.layers]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
-    assert made.features == 3136
+    assert network.features == 3136
 
 
 @pytest.mark.parametrize(("side", "layers"), [(5, 5), (7, 1), (35, 3), (36, 3), (84, 5)])
 def test_every_size_has_a_network_with_the_stated_number_of_features(side: int, layers: int) -> None:
-    one = leaf((side, side + 3, 3))
-    made = Convolutions(one, [4] * layers, generator())
-    assert made(torch.zeros(2, *one.shape, dtype=torch.uint8)).shape == (2, made.features)
-    assert made.features > 0
+    image = leaf((side, side + 3, 3))
+    network = Convolutions(image, [4] * layers, generator())
+    assert network(torch.zeros(2, *image.shape, dtype=torch.uint8)).shape == (2, network.features)
+    assert network.features > 0
 
 
 def test_scaling_by_the_bounds_of_the_space() -> None:
-    made = Convolutions(leaf((5, 5, 1)), [1], generator())
+    network = Convolutions(leaf((5, 5, 1)), [1], generator())
     with torch.no_grad():
-        made.layers[0].weight.zero_()
-        made.layers[0].weight[0, 0, 1, 1] = 1.0
-        made.layers[0].bias.zero_()
+        network.layers[0].weight.zero_()
+        network.layers[0].weight[0, 0, 1, 1] = 1.0
+        network.layers[0].bias.zero_()
     image = torch.full((1, 5, 5, 1), 51, dtype=torch.uint8)
-    assert made(image)[0].tolist() == pytest.approx([51 / 255] * 25)
+    assert network(image)[0].tolist() == pytest.approx([51 / 255] * 25)
 
 
 def test_an_image_beside_a_vector() -> None:
@@ -132,32 +132,32 @@ GRID = ObsLeaf("obs", (), "box", (3, 1, 3), "uint8", 0.0, 255.0, categories=(3, 
 
 @pytest.mark.parametrize("stack", [1, 2])
 def test_categories_are_one_hot_coded_per_channel_and_unknown_ones_are_zeros(stack: int) -> None:
-    one = replace(GRID, shape=(stack, 3, 1, 3), stack=stack) if stack > 1 else GRID
-    encoder = Encoder(ObsSpec((one,)), [8], generator())
+    image = replace(GRID, shape=(stack, 3, 1, 3), stack=stack) if stack > 1 else GRID
+    encoder = Encoder(ObsSpec((image,)), [8], generator())
     assert not encoder.has_images
-    assert encoder.features == one.features == stack * 18
+    assert encoder.features == image.features == stack * 18
     pixels = np.array([[2, 0, 1], [0, 0, 0], [3, 1, 255]], np.uint8)
-    values = np.stack([pixels] * stack).reshape(1, *one.shape)
+    values = np.stack([pixels] * stack).reshape(1, *image.shape)
     expected = [[0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0] * stack]
-    for found in (
+    for encoded in (
         encoder({"obs": torch.from_numpy(values)}).numpy(),
         EncoderArrays(encoder)({"obs": values}),
     ):
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, np.array(expected) / np.sqrt(9 * stack), rtol=1e-6)
+        assert encoded.dtype == np.float32
+        np.testing.assert_allclose(encoded, np.array(expected) / np.sqrt(9 * stack), rtol=1e-6)
 
 
 def test_channels_of_categories_may_come_first() -> None:
-    one = replace(GRID, shape=(2, 3, 4), categories=(5, 2))
-    assert one.features == 12 * 7
+    image = replace(GRID, shape=(2, 3, 4), categories=(5, 2))
+    assert image.features == 12 * 7
     values = np.zeros((1, 2, 3, 4), np.uint8)
     values[0, 0, 1, 2], values[0, 1, 2, 3] = 4, 1
-    encoder = Encoder(ObsSpec((one,)), [8], generator())
-    for found in (
+    encoder = Encoder(ObsSpec((image,)), [8], generator())
+    for encoded in (
         encoder({"obs": torch.from_numpy(values)}).numpy(),
         EncoderArrays(encoder)({"obs": values}),
     ):
-        hot = np.round(found.reshape(3, 4, 7) * np.sqrt(24), 5)
+        hot = np.round(encoded.reshape(3, 4, 7) * np.sqrt(24), 5)
         assert hot[1, 2].tolist() == [0, 0, 0, 0, 1, 1, 0]
         assert hot[2, 3].tolist() == [1, 0, 0, 0, 0, 0, 1]
         assert hot.sum() == 12 * 2

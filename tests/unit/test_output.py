@@ -56,9 +56,9 @@ def test_all_lines_arrive_in_order_on_both_streams(
 def test_d9_a_reader_that_stops_costs_lines_but_no_time(pipe: tuple[IO[bytes], IO[str]]) -> None:
     """Nothing is read until 2,000 lines were written, more than fit. Then a line states how many are missing."""
     out, target = pipe
-    own = Output(target, io.StringIO())
+    console = Output(target, io.StringIO())
     for _ in range(2000):
-        own.stdout.write(LINE)
+        console.stdout.write(LINE)
     received: list[bytes] = []
 
     def read() -> None:
@@ -69,9 +69,9 @@ def test_d9_a_reader_that_stops_costs_lines_but_no_time(pipe: tuple[IO[bytes], I
     reader = threading.Thread(target=read)
     reader.start()
     while reader.is_alive():  # there is room again as soon as what was waiting is written
-        own.stdout.write("later\n")
+        console.stdout.write("later\n")
         reader.join(0.001)
-    own.close()
+    console.close()
     target.close()
     out.read()
     arrived = sum(line == LINE.encode() for line in received)
@@ -85,12 +85,12 @@ def test_d9_the_end_does_not_wait_for_a_reader_that_takes_nothing(
     pipe: tuple[IO[bytes], IO[str]], short_wait: None
 ) -> None:
     out, target = pipe
-    own = Output(target, io.StringIO())
-    own.stdout.write(LINE * 200)
-    own.close()
-    assert own._thread.is_alive()
+    console = Output(target, io.StringIO())
+    console.stdout.write(LINE * 200)
+    console.close()
+    assert console._thread.is_alive()
     assert out.read(200 * 1024) == LINE.encode() * 200  # the line is complete
-    own._thread.join(60)
+    console._thread.join(60)
 
 
 def test_after_the_reader_left_lines_are_dropped_with_one_warning(
@@ -98,11 +98,11 @@ def test_after_the_reader_left_lines_are_dropped_with_one_warning(
 ) -> None:
     out, target = pipe
     out.close()
-    own = Output(target, io.StringIO())
+    console = Output(target, io.StringIO())
     for _ in range(3):
-        own.stdout.write("x\n")
-        own.draw(lambda: "frame\n")
-    own.close()
+        console.stdout.write("x\n")
+        console.draw(lambda: "frame\n")
+    console.close()
     assert caplog.messages == ["output stopped, training continues: Broken pipe"]
 
 
@@ -120,9 +120,9 @@ def test_a_stream_that_is_no_file_is_written_to_as_it_is(
     cell = Cell()
     if closed:
         cell.close()
-    own = Output(cell, io.StringIO())
-    own.stdout.write("said\n")
-    own.close()
+    console = Output(cell, io.StringIO())
+    console.stdout.write("said\n")
+    console.close()
     os.close(reader)
     os.close(writer)
     assert (len(caplog.records) == 1) if closed else (cell.getvalue() == "said\n")
@@ -130,13 +130,13 @@ def test_a_stream_that_is_no_file_is_written_to_as_it_is(
 
 def test_a_forked_process_has_no_thread_and_writes_by_itself(pipe: tuple[IO[bytes], IO[str]]) -> None:
     out, target = pipe
-    own = Output(target, io.StringIO())
+    console = Output(target, io.StringIO())
     if (pid := os.fork()) == 0:
-        print("from the child", file=own.stdout, flush=True)
+        print("from the child", file=console.stdout, flush=True)
         os._exit(0)
     os.waitpid(pid, 0)
     assert out.readline() == b"from the child\n"
-    own.close()
+    console.close()
 
 
 class Terminal:

@@ -23,9 +23,9 @@ CATCH = EnvConfig(entry_point="border_cli.envs.catch:Catch", preprocess="atari",
 class TwoLives(Catch):
     """A game that continues after its first life."""
 
-    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **following: Any) -> tuple[Any, dict[str, Any]]:
         self.frames = 0
-        return super().reset(**given)[0], {"lives": 2}
+        return super().reset(**following)[0], {"lives": 2}
 
     def step(self, action: Any) -> tuple[Any, ...]:
         self.frames += 1
@@ -57,7 +57,7 @@ def test_sampled_stacks_equal_those_of_the_environment() -> None:
     n_step, env = 3, GymEnv(CATCH, 2)
     buffer = make_buffer(BufferConfig(capacity=5000), env.spec, 0)
     processor, rng = NStepProcessor(env.spec, 2, n_step, 0.9), np.random.default_rng(0)
-    given: dict[bytes, list[bytes]] = {}
+    following: dict[bytes, list[bytes]] = {}
     all_given = set[bytes]()
     episodes: list[list[bytes]] = [[], []]
     for i in range(2):
@@ -71,7 +71,7 @@ def test_sampled_stacks_equal_those_of_the_environment() -> None:
             if step.over[i]:
                 episodes[i].append(step.next_obs["obs"][i].tobytes())
                 for t, obs in enumerate(episodes[i][:-1]):
-                    given.setdefault(obs, []).append(episodes[i][min(t + n_step, len(episodes[i]) - 1)])
+                    following.setdefault(obs, []).append(episodes[i][min(t + n_step, len(episodes[i]) - 1)])
                 episodes[i] = []
                 env.reset(i)
     checked = 0
@@ -79,8 +79,8 @@ def test_sampled_stacks_equal_those_of_the_environment() -> None:
         batch = buffer.batch(32)
         for obs, next_obs in zip(batch.obs["obs"], batch.next_obs["obs"], strict=True):
             assert {obs.tobytes(), next_obs.tobytes()} <= all_given
-            if obs.tobytes() in given:  # from an earlier episode
-                assert next_obs.tobytes() in given[obs.tobytes()]
+            if obs.tobytes() in following:  # from an earlier episode
+                assert next_obs.tobytes() in following[obs.tobytes()]
                 checked += 1
     assert checked > 300
 
