@@ -26,7 +26,7 @@ from border_cli.run.directory import Launch, shown
 from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.machine import cpus
 from border_cli.runtime.signals import StopFlag
-from border_cli.sweeps.jobs import DONE, FAILED, RETRY, Job, Sweep
+from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep
 from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
 from border_cli.sweeps.screen import make_sweep_view, print_sweep_tables
 from border_cli.sweeps.slots import JobEnd, LocalExecutor, Task, divide, measure_need
@@ -179,13 +179,9 @@ class SweepRun:
         """Let the launcher of a plugin run these jobs, each in the directory that it has in the sweep."""
         sample = self.configs[jobs[0].number]
         task = partial(sweep_job.train_job, self.command.argv, self.composer.choices("preset"))
-        of_sweep = [f"hydra.sweep.dir={quoted(str(self.sweep.folder))}", "hydra.mode=MULTIRUN"]
+        of_sweep = f"hydra.sweep.dir={quoted(str(self.sweep.folder))}", "hydra.mode=MULTIRUN"
         overrides = [
-            [
-                *self.configs[job.number].overrides,
-                *of_sweep,
-                f"hydra.sweep.subdir={quoted(str(job.run_dir.relative_to(self.sweep.folder)))}",
-            ]
+            [*self.configs[job.number].overrides, *of_sweep, f"hydra.sweep.subdir={quoted(str(job.run_dir))}"]
             for job in jobs
         ]
         ends: list[JobEnd] = []
@@ -230,7 +226,7 @@ class SweepRun:
         lines = [("best so far" if unfinished else "best", preset) for preset in presets]
         lines.append(("next", self.continue_command if unfinished else f"border-report {folder}"))
         if any(job.state == FAILED for job in self.sweep.jobs):
-            lines.append(("", RETRY))
+            lines.append(("", "sweep.retry=true with the same command runs failed jobs again"))
         if not self.begun and not unfinished:
             lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
         print_sweep_tables(self.console, self.sweep, [result.line for result in every])

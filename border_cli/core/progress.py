@@ -120,7 +120,6 @@ class JobProgress:
     last: float | None = None
     last_at: int | None = None
     best: float | None = None
-    opt_steps_per_sec: float | None = None
 
 
 class View:

@@ -49,7 +49,10 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, *parts: Tensor) -> Tensor:
         """(B, ...) for each leaf of the observation, as the environment gives it → (B, ...) actions as it takes them."""
-        obs = {leaf.name: _from_zero(leaf, part) for leaf, part in zip(self._leaves, parts, strict=True)}
+        obs = {leaf.name: part for leaf, part in zip(self._leaves, parts, strict=True)}
+        for leaf in self._leaves:
+            if leaf.start:
+                obs[leaf.name] = obs[leaf.name] - torch.tensor(leaf.start).reshape(leaf.shape)
         decided = self._policy.decide(obs)
         dtype = getattr(torch, self._action.dtype)
         if self._action.kind == "discrete":
@@ -73,10 +76,6 @@ def inner_bounds(action: ActionSpec) -> tuple[Array, Array]:
     inner_low = np.where(inner_low < low, np.nextafter(inner_low, np.float32(np.inf)), inner_low)
     inner_high = np.where(inner_high > high, np.nextafter(inner_high, np.float32(-np.inf)), inner_high)
     return inner_low, inner_high
-
-
-def _from_zero(leaf: ObsLeaf, value: Tensor) -> Tensor:
-    return value - torch.tensor(leaf.start).reshape(leaf.shape) if leaf.start else value
 
 
 def _example(spec: EnvSpec) -> tuple[Tensor, ...]:

@@ -86,11 +86,8 @@ class FileRecorder(Recorder, ABC):
         """What is appended for a record."""
 
     def write(self, record: Record) -> None:
-        """Append one record."""
-        self._append(self._encoded(record))
-
-    def _append(self, piece: bytes) -> None:
         """Append a record, or count it as dropped; then the file is as it was."""
+        piece = self._encoded(record)
         try:
             self._file.append(piece)
         except OSError as e:

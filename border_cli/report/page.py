@@ -29,6 +29,8 @@ from border_cli.report.stats import (
     line,
 )
 
+_NUMBER = re.compile(r"-?[\d.,]+(e[-+]?\d+)?%?([ :]|$)")
+"""A cell that begins with a figure, such as `12.5 (9.75 to 14.0)`. The name of a run, `10-15-00.123_dqn`, does not."""
 _NAMED = 4
 """More agents or environments are not named in the title."""
 
@@ -120,14 +122,9 @@ def as_json(report: Report) -> dict[str, Any]:
 def _grid(rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown. Columns of figures stand to the right, others to the left."""
     known = ([cell for cell in column if cell != "-"] for column in zip(*rows[1:], strict=True))
-    ends = ["---:" if cells and all(map(_is_number, cells)) else "---" for cells in known]
+    ends = ["---:" if cells and all(map(_NUMBER.match, cells)) else "---" for cells in known]
     grid = [rows[0], ends, *rows[1:]]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in grid)
-
-
-def _is_number(cell: str) -> bool:
-    """Whether it begins with a figure, such as `12.5 (9.75 to 14.0)`. The name of a run, `10-15-00.123_dqn`, does not."""
-    return re.match(r"-?[\d.,]+(e[-+]?\d+)?%?([ :]|$)", cell) is not None
 
 
 def about(metric: str) -> str:

@@ -190,9 +190,6 @@ class Sweep:
         return f"job {job.number} ({self.settings(job)})"
 
 
-RETRY = "sweep.retry=true with the same command runs failed jobs again"
-"""What the command says of jobs that have failed."""
-
 _NOT_OF_JOBS = ("sweep.", "recorder.console=", "debug=", "hydra.sweep.dir=")
 """Beginnings of arguments that do not change what the jobs learn."""
 

@@ -88,7 +88,6 @@ class JobView(View):
                 last=last,
                 last_at=last_at,
                 best=None if progress.best is None else progress.best[1],
-                opt_steps_per_sec=progress.opt_steps_per_sec,
             )
         )
 

@@ -239,10 +239,7 @@ def test_a_narrow_terminal_shows_the_settings_of_the_jobs(
     sweep = Sweep(tmp_path, [])
     for n in range(2):
         add(sweep, f"agent.lr=0.00{n}", f"seed={n}")
-    rows = [
-        (job, JobProgress("training", 5.0, 0.5, 600.0, last=123.4, best=123.4, opt_steps_per_sec=1000.0))
-        for job in sweep.jobs
-    ]
+    rows = [(job, JobProgress("training", 5.0, 0.5, 600.0, last=123.4, best=123.4)) for job in sweep.jobs]
     paper = Paper()
     view = make_sweep_view(cast(Output, paper), sweep, "screen")
     view.show(rows, 60.0, "")
