@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from border_cli.core.protocols import ActingPolicy, Env, StopCheck
 from border_cli.core.spaces import EnvSpec
@@ -31,6 +30,8 @@ _RESTART_DELAY_S = 1.0
 _POLL_INTERVAL_S = 0.05
 _NO_END_S = 60.0
 """If no episode of an evaluation has ended after this time, a warning says how to limit episodes [s]."""
+_STOP, _BEATS = 0, 1
+"""Words of the memory that the learner and the evaluator's process share: the stop request, and the heartbeat."""
 _logger = logging.getLogger(__name__)
 
 
@@ -190,34 +191,6 @@ class InlineEvaluator:
         return self._runner
 
 
-class EvaluatorStatus:
-    """Heartbeat and stop request in memory that the learner and the evaluator's process share.
-
-    block: the memory; None allocates it, which raises ResourceError if there is too little.
-    """
-
-    def __init__(self, block: SharedBlock | None = None) -> None:
-        self._block = block or SharedBlock(2 * WORD, "the evaluator's status")
-        self._stop, self._beats = self._block.words(0, 1), self._block.words(WORD, 1)
-        self.close = self._block.close
-
-    def __reduce__(self) -> tuple[Callable[..., EvaluatorStatus], tuple[Any, ...]]:
-        return EvaluatorStatus, (self._block,)
-
-    def request_stop(self) -> None:
-        self._stop[0] = 1
-
-    def stop_requested(self) -> bool:
-        return bool(self._stop[0])
-
-    @property
-    def heartbeat(self) -> int:
-        return int(self._beats[0])
-
-    def beat(self) -> None:
-        self._beats[0] += 1
-
-
 @dataclass(frozen=True)
 class EvaluatorSpec:
     """What an evaluator is made of. It can be sent to a process.
@@ -250,11 +223,16 @@ class Task:
 
 
 def evaluator_main(
-    reporter: Reporter, models: ModelChannel, status: EvaluatorStatus, spec: EvaluatorSpec, incarnation: int
+    reporter: Reporter, models: ModelChannel, shared: SharedBlock, spec: EvaluatorSpec, incarnation: int
 ) -> None:
     """What the process runs (see `border_cli.runtime.child.Child`)."""
+    words = shared.words(0, 2)
+
+    def beat() -> None:
+        words[_BEATS] += 1
+
     seeding.seed_global_generators(spec.seed, seeding.GLOBAL, 2, incarnation)
-    with closing(spec.runner(status.beat, status.stop_requested)) as runner:
+    with closing(spec.runner(beat, lambda: bool(words[_STOP]))) as runner:
         policy = spec.policy(runner.env.spec)
         reporter.send(Ready())
         while True:
@@ -266,7 +244,7 @@ def evaluator_main(
                 raise RuntimeError(f"there is no model for the evaluation of opt step {task.opt_steps}")
             policy.sync_model(model)
             runner.max_episode_steps = task.max_episode_steps
-            evaluation = runner.evaluate(policy, task.opt_steps, task.seeds, status.beat)
+            evaluation = runner.evaluate(policy, task.opt_steps, task.seeds, beat)
             if evaluation is None:
                 return
             reporter.send(evaluation)
@@ -302,7 +280,8 @@ class ProcessEvaluator(SupervisedProcess):
         self._spec = spec
         self._limit = limit or (lambda: spec.max_episode_steps)
         self._models = ModelChannel(model_layout(model))
-        self._status = EvaluatorStatus()
+        self._shared = SharedBlock(2 * WORD, "the evaluator's status")
+        self._words = self._shared.words(0, 2)
         self._task: Task | None = None
         self._answer: Evaluation | None = None
         self._poll_due = Deadline(0.0)
@@ -342,13 +321,13 @@ class ProcessEvaluator(SupervisedProcess):
     def close(self) -> None:
         """Ask the process to stop, kill it if it does not, and release everything."""
         self.condition = Condition.GIVEN_UP
-        self._status.request_stop()
+        self._words[_STOP] = 1
         self.end(_STOP_TIMEOUT_S)
-        self._status.close()
+        self._shared.close()
         self._models.close()
 
     def _spawn(self) -> Child:
-        args = (self._models, self._status, self._spec, self.losses)
+        args = (self._models, self._shared, self._spec, self.losses)
         process = Child(self.name, evaluator_main, args)
         if self._task is not None:
             process.send(self._task)
@@ -356,7 +335,7 @@ class ProcessEvaluator(SupervisedProcess):
 
     @property
     def _heartbeat(self) -> int:
-        return self._status.heartbeat
+        return int(self._words[_BEATS])
 
     @property
     def _watched(self) -> bool:
