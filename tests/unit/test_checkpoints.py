@@ -259,8 +259,6 @@ def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
     [
         ("", {"agent": 1}),
         ("", {"plugins": [1]}),
-        ("", {"spec": {}}),
-        ("obs", {"surplus": 1}),
         ("action", {"surplus": 1}),
     ],
 )

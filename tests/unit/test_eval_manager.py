@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from border_cli.config.schema import TrainerConfig
-from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.metrics import Record
 from border_cli.core.progress import Progress
 from border_cli.core.state import State
@@ -234,14 +233,6 @@ def test_at_the_end_the_candidates_play_the_same_fresh_episodes_and_the_winner_o
     assert setup.series("eval/skipped") == ([(10, 0.0), (20, 0.0), (30, 0.0)] if concurrent else [])
 
 
-def test_a_single_candidate_plays_fresh_episodes_for_its_score_alone() -> None:
-    setup = Setup({10: (5.0, 4.0)}, confirm=True)
-    setup.manager.evaluate_last(setup.model(10), 20)
-    assert setup.evaluator.evaluated == [(10, "regular"), (10, "fresh")]
-    assert setup.bests == [(10, 5.0), (10, 4.0)]
-    assert setup.manager.last is setup.manager.best
-
-
 @both
 def test_a_run_that_is_stopped_or_out_of_time_keeps_the_highest_regular_score(
     clock: FakeClock, caplog: pytest.LogCaptureFixture, concurrent: bool
@@ -388,19 +379,6 @@ def test_a_resumed_run_writes_the_best_of_its_state_or_of_a_later_best() -> None
         assert second.bests == expected
     second.manager.poll()  # it was pending, is evaluated again, and counts once
     assert [candidate.model.version for candidate in second.manager.candidates] == [20, 10]
-
-
-def test_a_state_without_its_models_is_refused() -> None:
-    first = Setup({10: 1.0, 20: 2.0}, concurrent=True, answers=1)
-    first.submit(10, 20)
-    state = stored(first.manager)
-    for missing in ("candidate0/weight", "pending0/weight"):
-        arrays = {name: array for name, array in state.arrays.items() if name != missing}
-        with pytest.raises(IncompatibleStateError, match=f"the evaluation has {missing}"):
-            Setup({}).manager.load_state(State(arrays, state.values), ARRAYS)
-    with pytest.raises(IncompatibleStateError, match="pending"):
-        values = state.values | {"pending": [{"opt_steps": "20", "env_steps": 0}]}
-        Setup({}).manager.load_state(State(state.arrays, values), ARRAYS)
 
 
 @both
