@@ -18,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import open_dict
 
 from border_cli.cli.command import command
@@ -394,15 +395,42 @@ class ElsewhereLauncher(Launcher):
         return pickle.loads(pickle.dumps(done))
 
 
+def install(monkeypatch, plugin, group, name):
+    """Make a plugin of Hydra an option of this group."""
+    Plugins.instance().register(plugin)
+    module = types.ModuleType(plugin.__module__)
+    setattr(module, plugin.__name__, plugin)
+    monkeypatch.setitem(sys.modules, plugin.__module__, module)
+    node = {"_target_": f"{plugin.__module__}.{plugin.__name__}"}
+    ConfigStore.instance().store(group=group, name=name, node=node)
+
+
+class TryingSweeper(Sweeper):
+    """Asks for a seed in each of two batches, and for that with the higher score again."""
+
+    __module__ = "hydra_plugins.trying"
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    def sweep(self, arguments):
+        scores = {seed: self.launch(arguments, seed) for seed in (1, 2)}
+        assert self.launch(arguments, max(scores, key=scores.get)) == 2.0
+
+    def launch(self, arguments, seed):
+        (job,) = self.launcher.launch([[*arguments, f"seed={seed}"]], 0)
+        return job.return_value
+
+
+def test_a_sweeper_of_a_plugin_gets_the_scores_of_its_batches(build, capsys, monkeypatch):
+    install(monkeypatch, TryingSweeper, "hydra/sweeper", "trying")
+    assert main(["-m", HERE, "hydra/sweeper=trying", "agent.lr=0.5"]) == 0
+    assert [(config.seed, config.agent.lr) for config, _, _ in build.trained] == [(1, 0.5), (2, 0.5)]
+    assert "1 job of 1 ended in an earlier launch" in capsys.readouterr().out
+
+
 def test_jobs_that_a_launcher_pickles_are_in_exit_code_and_table(build, capsys, monkeypatch):
-    plugins = Plugins.instance()  # before its package is replaced
-    for name in ("hydra_plugins", "hydra_plugins.elsewhere"):
-        module = types.ModuleType(name)
-        module.ElsewhereLauncher = ElsewhereLauncher
-        monkeypatch.setitem(sys.modules, name, module)
-    target = {"_target_": "hydra_plugins.elsewhere.ElsewhereLauncher"}
-    ConfigStore.instance().store(group="hydra/launcher", name="elsewhere", node=target)
-    plugins.register(ElsewhereLauncher)
+    install(monkeypatch, ElsewhereLauncher, "hydra/launcher", "elsewhere")
     build.fail = {2: NonFiniteError("loss is nan")}
     assert main(["-m", "hydra/launcher=elsewhere", "seed=1,2", "agent.lr=0.5"]) == 4
     assert [(config.seed, config.agent.lr) for config, _, _ in build.trained] == [(1, 0.5), (2, 0.5)]
