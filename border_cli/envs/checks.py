@@ -96,7 +96,8 @@ class EnvChecker:
         self.steps[env_ix] += 1
         n = self._observations[env_ix]
         # Most are a plain array, and without a check of its bounds there is nothing to do but to convert its dtype.
-        if (plain := self._plain) and not _checks_bounds(n) and plain.fits(observation):
+        plain = self._plain
+        if plain and n >= _FIRST_OBSERVATIONS and n % _CHECK_INTERVAL and plain.fits(observation):
             self._observations[env_ix] = n + 1
             self.obs[plain.spec.name][env_ix] = observation
         else:
@@ -111,9 +112,10 @@ class EnvChecker:
     def _store(self, env_ix: int, observation: Any) -> None:
         n = self._observations[env_ix]
         self._observations[env_ix] = n + 1
+        check_bounds = n < _FIRST_OBSERVATIONS or n % _CHECK_INTERVAL == 0
         try:
             for leaf in self._leaves:
-                self.obs[leaf.spec.name][env_ix] = leaf.stored(observation, _checks_bounds(n))
+                self.obs[leaf.spec.name][env_ix] = leaf.stored(observation, check_bounds)
         except EnvDataError as e:
             raise EnvDataError(f"{self._where(env_ix)}: {e}", env_ix) from None
 
@@ -169,11 +171,6 @@ class EnvChecker:
         if not self._warned_of_drop:
             _logger.warning("%s: the episode ends before it; later ones end without a warning", problem)
             self._warned_of_drop = True
-
-
-def _checks_bounds(n: int) -> bool:
-    """Whether bounds are checked in the observation after n others."""
-    return n < _FIRST_OBSERVATIONS or n % _CHECK_INTERVAL == 0
 
 
 class _LeafChecker:
