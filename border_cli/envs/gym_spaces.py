@@ -110,17 +110,11 @@ def _with_categories(
 ) -> tuple[ObsLeaf, ...]:
     images = {part_name(leaf.path, root): leaf for leaf in leaves if may_hold_categories(leaf)}
     for name, sizes in categories.items():
-        if name not in images:
+        if name not in images or not images[name].has_channels(len(sizes)):
             raise UsageError(
-                f"env.categories: the observation has no small integer image {name!r}",
+                f"env.categories: the observation has no small integer image {name!r} of {len(sizes)} channels",
                 nearest=nearest(name, images),
                 allowed=[*images] or "env.categories={} for these observations",
-            )
-        if not images[name].has_channels(len(sizes)):
-            channels = images[name].shape[images[name].channel_axis]
-            raise UsageError(
-                f"env.categories.{name}={list(sizes)}: the image has {channels} channels",
-                allowed=f"{channels} numbers of categories",
             )
     coded = {images[name].name: tuple(sizes) for name, sizes in categories.items()}
     return tuple(replace(leaf, categories=coded.get(leaf.name, leaf.categories)) for leaf in leaves)

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -61,11 +61,9 @@ def make_gym(
                 allowed="env.frame_stack=1, or a mask in the info of the environment",
             )
         env = gymnasium.wrappers.FrameStackObservation(env, config.frame_stack)
-    layer = env
-    while isinstance(layer, gymnasium.Wrapper):
+    for layer in _layers(env):
         if isinstance(layer, gymnasium.wrappers.FrameStackObservation):  # ours, or one of the user's
             layer.env = CopiedObservation(layer.env)
-        layer = layer.env
     return MaskFromInfo(env) if config.action_mask == "info" else env
 
 
@@ -134,12 +132,10 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
 
 def _limited(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any]:
     """The environment with this limit of env steps in place of its own."""
-    layer, has_limit = env, False
-    while isinstance(layer, gymnasium.Wrapper):
-        if isinstance(layer, gymnasium.wrappers.TimeLimit):
-            layer._max_episode_steps, has_limit = limit, True
-        layer = layer.env
-    return env if has_limit else gymnasium.wrappers.TimeLimit(env, limit)
+    limits = [layer for layer in _layers(env) if isinstance(layer, gymnasium.wrappers.TimeLimit)]
+    for layer in limits:
+        layer._max_episode_steps = limit
+    return env if limits else gymnasium.wrappers.TimeLimit(env, limit)
 
 
 def check_statistics(env: gymnasium.Env[Any, Any]) -> None:
@@ -147,25 +143,23 @@ def check_statistics(env: gymnasium.Env[Any, Any]) -> None:
 
     They are attributes of a class RunningMeanStd, or called as in gymnasium's and other wrappers, and are not fixed.
     """
-    layer = env
-    while True:
+    for layer in _layers(env):
         for name, value in vars(layer).items():
             is_running = name in _STATISTICS or type(value).__name__ == "RunningMeanStd"
             if is_running and getattr(layer, "update_running_mean", True):
-                what, instead = "observations", "agent.normalize_obs=true"
-                if "ret" in name or "rew" in name:
-                    what, instead = (
-                        "rewards",
-                        "agent.reward_clip, or a wrapper of your own with a fixed scale",
-                    )
                 raise UsageError(
-                    f"env: {type(layer).__name__} normalises {what} by running statistics of its own, which differ in "
-                    "each actor and evaluation",
-                    allowed=f"{instead} instead of it",
+                    f"env: {type(layer).__name__} normalises by running statistics of its own, which differ in each "
+                    "actor and evaluation",
+                    allowed="without it, agent.normalize_obs=true or agent.reward_clip, or a wrapper with a fixed scale",
                 )
-        if not isinstance(layer, gymnasium.Wrapper):
-            return
-        layer = layer.env
+
+
+def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.Env[Any, Any]]:
+    """The wrappers of an environment, from the outermost, and the environment in them."""
+    yield env
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+        yield env
 
 
 @functools.cache
