@@ -25,7 +25,7 @@ from border_cli.config.resources import cores_for_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import up_to
 from border_cli.core.progress import Progress, View
-from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Recorder, StopCheck
+from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Recorder
 from border_cli.core.spaces import EnvSpec
 from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView
@@ -213,39 +213,23 @@ def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
 
 def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int]) -> Evaluator:
     """The configured evaluator, in this thread or in its own process. by_training: where episodes are cut by default."""
-    c = setup.config
-    limit = None if is_reproducible(c) or c.evaluator.max_episode_steps is not None else by_training
-    if (factory := plugin_factory("evaluator", c.evaluator.type)) is not None:
+    c, e = setup.config, setup.config.evaluator
+    if (factory := plugin_factory("evaluator", e.type)) is not None:
         evaluator: Evaluator = factory(c, setup.spec)
         return evaluator
-    if c.evaluator.type == "process":
-        parts, timeout_s = _evaluator_spec(c), c.evaluator.heartbeat_timeout_s
-        return ProcessEvaluator(parts, agent.model_info(), timeout_s, c.evaluator.restarts, limit)
-    lazy = c.trainer.eval_interval is None or not is_reproducible(c)
-    return make_inline_evaluator(c, setup.spec, setup.stop, setup.tick, lazy, limit)
-
-
-def make_inline_evaluator(
-    config: TrainConfig,
-    spec: EnvSpec,
-    should_stop: StopCheck = lambda: False,
-    tick: Callable[[], None] = lambda: None,
-    lazy: bool = False,
-    limit: Callable[[], int] | None = None,
-) -> InlineEvaluator:
-    """An evaluator in the caller's thread. tick: called after each environment · lazy, limit: see `InlineEvaluator`."""
-    parts = _evaluator_spec(config)
-    return InlineEvaluator(partial(parts.runner, tick, should_stop), parts.policy(spec), lazy, limit)
-
-
-def _evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
-    return EvaluatorSpec(
-        env=partial(evaluation_env, config=config),
-        policy=partial(evaluation_policy, config=config),
-        max_episode_steps=config.evaluator.max_episode_steps or LONGEST_EPISODE,
-        info_keys=tuple(config.env.info_keys),
-        seed=config.seed,
+    parts = EvaluatorSpec(
+        env=partial(evaluation_env, config=c),
+        policy=partial(evaluation_policy, config=c),
+        max_episode_steps=e.max_episode_steps or LONGEST_EPISODE,
+        info_keys=tuple(c.env.info_keys),
+        seed=c.seed,
     )
+    limit = None if is_reproducible(c) or e.max_episode_steps is not None else by_training
+    if e.type == "process":
+        return ProcessEvaluator(parts, agent.model_info(), e.heartbeat_timeout_s, e.restarts, limit)
+    lazy = c.trainer.eval_interval is None or not is_reproducible(c)
+    make_runner = partial(parts.runner, setup.tick, setup.stop)
+    return InlineEvaluator(make_runner, parts.policy(setup.spec), lazy, limit)
 
 
 def make_view(config: TrainConfig, output: Output, console: Console, title: str) -> View:

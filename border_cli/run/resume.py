@@ -80,9 +80,6 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         )
     if resumed.state is not None and resumed.state.replay is None:
         words.append("without its replay, so there is a warm-up first")
-        budget = config.trainer.max_env_steps
-        if budget is not None and budget - resumed.env_steps <= config.trainer.warmup_period:
-            words.append("the warm-up takes all that is left of max_env_steps: nothing more is learned")
     if is_reproducible(config) and not resumed.exact:
         words.append("the bits may not be those of an uninterrupted run")
     return "; ".join(words)
@@ -169,14 +166,12 @@ def _check_something_left(
             f"{run_dir} is done: it has reached trainer.stop_return={t.stop_return:g}",
             allowed="trainer.stop_return=null, or a greater one, and a budget that is not used up",
         )
-    counts = {"max_opts": resumed.opt_steps, "max_env_steps": resumed.env_steps, "max_time": resumed.seconds}
-    limits = {name: getattr(t, name) or math.inf for name in counts}
+    spent = {"max_opts": resumed.opt_steps, "max_env_steps": resumed.env_steps, "max_time": resumed.seconds}
+    left = {name: (getattr(t, name) or math.inf) - used for name, used in spent.items()}
     # A run that was stopped with its budget used up still has to evaluate its last model.
-    used = [
-        name for name in counts if counts[name] > limits[name] or (is_done and counts[name] == limits[name])
-    ]
-    if used:
-        larger = " ".join(f"trainer.{name}={max(2, math.ceil(2 * counts[name]))}" for name in used)
+    over = [name for name in spent if left[name] < 0 or (is_done and left[name] == 0)]
+    if over:
+        larger = " ".join(f"trainer.{name}={max(2, math.ceil(2 * spent[name]))}" for name in over)
         raise UsageError(
             f"{run_dir} has done {resumed.opt_steps:,} opt steps and {resumed.env_steps:,} env steps already",
             allowed=f"a larger budget beside resume, such as {larger}",
