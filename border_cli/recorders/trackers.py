@@ -15,7 +15,7 @@ import re
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,28 +52,44 @@ class RunInfo:
 
 
 Newest = dict[str, tuple[int, int]]
-"""By metric: (opt steps, env steps) of the newest value that a tracker has of earlier launches."""
+"""By metric: (opt steps, env steps) of its newest value."""
 
 
-def missing(record: Record, stored: Newest) -> dict[str, float]:
-    """The values that a tracker lacks, with the counts of the record; empty where it has all.
+class Tracker:
+    """A run in a tracker. A resumed run repeats the records after its checkpoint: what is stored is not logged again.
 
-    A resumed run repeats the records after its checkpoint.
+    stored: by metric, (opt steps, env steps) of the newest value that the tracker has of earlier launches.
     """
-    counts = {"env_steps": record.env_steps, "opt_steps": record.opt_steps, "time": record.time}
-    at = record.opt_steps, record.env_steps
-    values = {name: value for name, value in record.values.items() if at > stored.get(name, (-1, 0))}
-    return values | counts if values else {}
+
+    def __init__(self, info: RunInfo) -> None:
+        self._info = info
+        self._failed = False
+        self.stored: Newest = {}
+
+    def write(self, record: Record) -> None:
+        """Log the values that the tracker lacks, with the counts of the record."""
+        at = record.opt_steps, record.env_steps
+        values = {name: value for name, value in record.values.items() if at > self.stored.get(name, (-1, 0))}
+        if values:
+            counts = {"env_steps": record.env_steps, "opt_steps": record.opt_steps, "time": record.time}
+            self.log(values | counts, record.env_steps)
+
+    def log(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Log values at an env step."""
+        raise NotImplementedError
+
+    def mark_failed(self) -> None:
+        """Have `close` end the run as a failed one."""
+        self._failed = True
 
 
-class WandbRecorder:
+class WandbRecorder(Tracker):
     """A run of Weights & Biases; its files are in `wandb/` of the run directory. mode: online or offline."""
 
     def __init__(self, info: RunInfo, mode: str) -> None:
+        super().__init__(info)
         self._wandb: Any = importlib.import_module("wandb")
-        self._info = info
-        self._exit_code = 0
-        self._stored = wandb_stored(info.run_dir)
+        self.stored = wandb_stored(info.run_dir)
         self._run = self._wandb.init(
             project=info.project,
             name=info.name,
@@ -87,24 +103,18 @@ class WandbRecorder:
         )
         self._run.define_metric("*", step_metric="env_steps")  # the axis of all charts
 
-    def write(self, record: Record) -> None:
-        """Log the values."""
-        if values := missing(record, self._stored):
-            self._run.log(values)
+    def log(self, values: Mapping[str, float], env_steps: int) -> None:
+        self._run.log(dict(values))
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Log a film."""
         film = self._wandb.Video(str(path))
         self._run.log({"video/episode": film, "env_steps": env_steps, "opt_steps": opt_steps})
 
-    def mark_failed(self) -> None:
-        """Have `close` end the run as a failed one."""
-        self._exit_code = 1
-
     def close(self) -> None:
         """Write the best score into the summary, and send what is left."""
         self._run.summary.update(self._info.best)
-        self._run.finish(exit_code=self._exit_code)
+        self._run.finish(exit_code=int(self._failed))
 
 
 def wandb_stored(folder: Path) -> Newest:
@@ -142,21 +152,19 @@ def leveldb_records(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
-class MlflowRecorder:
+class MlflowRecorder(Tracker):
     """MLflow; uri: of the tracking store. The best model and the configuration are artifacts.
 
     A resumed run stores the values of the configuration that have changed as tags: MLflow's parameters are constant.
     """
 
     def __init__(self, info: RunInfo, uri: str) -> None:
+        super().__init__(info)
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
-        self._info = info
         mlflow.set_tracking_uri(uri)
         self._client = mlflow.MlflowClient()
-        self._status = "FINISHED"
-        self._stored: Newest = {}
         experiment_id = mlflow.set_experiment(info.project).experiment_id
         tag = "border.run_id"
         runs = self._client.search_runs([experiment_id], f"tags.`{tag}` = '{info.run_id}'")
@@ -168,7 +176,7 @@ class MlflowRecorder:
             for key, value in config.items():
                 if before.get(key) != value:  # a parameter cannot change
                     self._client.set_tag(self._run_id, key, value)
-            self._stored = self._newest(runs[0].data.metrics)
+            self.stored = self._newest(runs[0].data.metrics)
         else:
             tags = {tag: info.run_id} | ({"border.sweep": info.group} if info.group else {})
             run = self._client.create_run(experiment_id, run_name=info.name, tags=tags)
@@ -187,22 +195,14 @@ class MlflowRecorder:
             if history
         }
 
-    def write(self, record: Record) -> None:
-        """Log the finite values at the record's env step."""
-        finite = {_allowed(name): value for name, value in record.values.items() if math.isfinite(value)}
-        stamp, values = int(1000 * time.time()), missing(replace(record, values=finite), self._stored)
-        metrics = [
-            self._entities.Metric(name, value, stamp, record.env_steps) for name, value in values.items()
-        ]
+    def log(self, values: Mapping[str, float], env_steps: int) -> None:
+        stamp, finite = int(1000 * time.time()), {k: v for k, v in values.items() if math.isfinite(v)}
+        metrics = [self._entities.Metric(_allowed(k), v, stamp, env_steps) for k, v in finite.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Store the film as an artifact."""
         self._client.log_artifact(self._run_id, str(path), "videos")
-
-    def mark_failed(self) -> None:
-        """Have `close` end the run as a failed one."""
-        self._status = "FAILED"
 
     def close(self) -> None:
         """Store the artifacts and the best score, and end the run, even if the server takes no artifacts."""
@@ -213,7 +213,7 @@ class MlflowRecorder:
             if (self._info.run_dir / "best").exists():
                 self._client.log_artifacts(self._run_id, str(self._info.run_dir / "best"), "best")
         finally:
-            self._client.set_terminated(self._run_id, status=self._status)
+            self._client.set_terminated(self._run_id, status="FAILED" if self._failed else "FINISHED")
 
 
 def _allowed(name: str) -> str:
@@ -233,15 +233,13 @@ def _alone(uri: str) -> Iterator[None]:
         yield
 
 
-def make_tracker(
-    kind: str, info: RunInfo, recorder: RecorderConfig, keep: int
-) -> WandbRecorder | MlflowRecorder:
+def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig, keep: int) -> Tracker:
     """The recorder for one of `border_cli.config.resolve.TRACKERS`. Raises what the tracker's package raises.
 
     Args:
         keep: lines that metrics.jsonl has of the run so far; the tracker gets what it lacks of them.
     """
-    tracker: WandbRecorder | MlflowRecorder
+    tracker: Tracker
     if kind == "mlflow":
         with _alone(str(recorder.mlflow)):
             tracker = MlflowRecorder(info, str(recorder.mlflow))
