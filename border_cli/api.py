@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from border_cli.config.schema import AgentConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import RunResult
-from border_cli.core.protocols import Evaluator, Recorder, StepProcessor
-from border_cli.core.spaces import EnvSpec
+from border_cli.core.protocols import Evaluator, Recorder
 from border_cli.run.factories import UserParts
 from border_cli.runtime.signals import StopFlag
 
@@ -37,7 +36,6 @@ def train_async(
     *,
     recorder: Recorder | None = None,
     evaluator: Evaluator | None = None,
-    step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
     actor_agents: Sequence[AgentConfig] = (),
 ) -> RunResult:
     """Train with asynchronous actors in a new run directory.
@@ -50,7 +48,6 @@ def train_async(
         run_dir: the run directory; it must not hold a run yet.
         recorder: gets every record beside the files, such as a `border_cli.BufferedRecorder`.
         evaluator: evaluates models in place of the configured evaluator; the run stores `evaluator.type=inline`.
-        step_processor: (spec, n_envs, config) -> StepProcessor, a function that can be imported by name.
         actor_agents: the agent's configuration of each actor, such as other exploration; all of the same class.
 
     Returns:
@@ -59,7 +56,7 @@ def train_async(
     Raises:
         BorderError: the run failed. Interrupted: it was asked to stop.
     """
-    user = UserParts(recorder, evaluator, step_processor, tuple(actor_agents))
+    user = UserParts(recorder, evaluator, tuple(actor_agents))
     with StopFlag() as stop:
         return _train(_composed(config), Path(run_dir), user, stop)
 
@@ -70,12 +67,11 @@ def train(
     *,
     recorder: Recorder | None = None,
     evaluator: Evaluator | None = None,
-    step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
 ) -> RunResult:
     """Train in this thread, with `trainer.type=sync`. Arguments, result and errors are those of `train_async`."""
     config = _composed(config, "trainer=sync")
     config = replace(config, trainer=replace(config.trainer, type="sync"))
-    user = UserParts(recorder, evaluator, step_processor)
+    user = UserParts(recorder, evaluator)
     with StopFlag() as stop:
         return _train(config, Path(run_dir), user, stop)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec
-from border_cli.config.schema import EnvConfig
+from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy, Env, StepProcessor
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.types import Column, Items, ModelInfo, Step, item_columns
@@ -83,6 +83,15 @@ def make_policy(place: ActorId, spec: EnvSpec) -> NumpyPolicy:
 
 def make_processor(place: ActorId, spec: EnvSpec, n_step: int) -> NStepProcessor:
     return NStepProcessor(spec, place.n_envs, n_step, 0.99, None)
+
+
+single_steps: list[NStepProcessor] = []
+"""What `make_single_steps` has made in this process."""
+
+
+def make_single_steps(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
+    single_steps.append(NStepProcessor(spec, n_envs, 1, config.agent.gamma))
+    return single_steps[-1]
 
 
 def make_resumable_env(place: ActorId, config: EnvConfig) -> GymEnv:

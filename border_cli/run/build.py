@@ -196,12 +196,12 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
 
 
 def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
-    c, user = setup.config, setup.user
-    actors, columns = actor_spec(c, user), run_columns(c, setup.spec, user)
+    c = setup.config
+    actors, columns = actor_spec(c, setup.user), run_columns(c, setup.spec)
     if c.trainer.type == "sync":
         actor_id = actors.actor_id(0, 0, 1)
         env = actor_env(actor_id, c, setup.tick, resumable=True)
-        processor = actor_processor(actor_id, setup.spec, c, user.step_processor)
+        processor = actor_processor(actor_id, setup.spec, c)
         seed_of = partial(seeding.episode_seed, c.seed, 0, 0)
         sampler = Sampler(env, agent, processor, seed_of, "actor 0")
         return InThreadSource(sampler, actors.n_envs, env.close)

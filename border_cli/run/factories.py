@@ -44,13 +44,11 @@ class UserParts:
     """Parts given from Python in place of configured ones.
 
     Attributes:
-        step_processor: (spec, n_envs, config) -> StepProcessor, importable by name, because actors are processes.
         actor_agents: the agent's configuration of each actor, such as another exploration; empty for the common one.
     """
 
     recorder: Recorder | None = None
     evaluator: Evaluator | None = None
-    step_processor: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None
     actor_agents: Sequence[AgentConfig] = ()
 
 
@@ -63,7 +61,7 @@ def actor_spec(config: TrainConfig, user: UserParts | None = None) -> ActorSpec:
     return ActorSpec(
         env=partial(actor_env, config=config, resumable=lockstep),
         policy=partial(actor_policy, config=config, actor_agents=tuple(user.actor_agents)),
-        processor=partial(actor_processor, config=config, make=user.step_processor),
+        processor=partial(actor_processor, config=config),
         n_envs=envs_per_actor(config),
         n_buffer=actors.n_buffer,
         credit=actor_credit(config),
@@ -111,17 +109,9 @@ def actor_policy(
     return policy
 
 
-def actor_processor(
-    actor_id: ActorId,
-    spec: EnvSpec,
-    config: TrainConfig,
-    make: Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None = None,
-) -> StepProcessor:
-    """The step processor of one actor: the user's own (`make`), or the agent's own, or the n-step one."""
-    agent, buffer, module = config.agent, config.buffer, agent_module(config)
-    if make is None and config.step_processor is not None:
-        make = import_path(config.step_processor, "step_processor")
-    make = make or getattr(module, "make_step_processor", None)
+def actor_processor(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> StepProcessor:
+    """The step processor of one actor: the configured one, or the agent's own, or the n-step one."""
+    agent, buffer, make = config.agent, config.buffer, _step_processor(config)
     if make is not None:
         return make(spec, actor_id.n_envs, config)
     return NStepProcessor(
@@ -142,10 +132,17 @@ def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
     return () if declared is None else tuple(declared(config.agent, spec))
 
 
-def run_columns(config: TrainConfig, spec: EnvSpec, user: UserParts | None = None) -> tuple[Column, ...]:
+def _step_processor(config: TrainConfig) -> Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None:
+    """What makes the step processor in the place of border-cli's own."""
+    if config.step_processor is not None:
+        make: Callable[..., StepProcessor] = import_path(config.step_processor, "step_processor")
+        return make
+    return getattr(agent_module(config), "make_step_processor", None)
+
+
+def run_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
     """All columns of the rows that cross from actors to the replay. Raises UsageError."""
-    has_another = config.step_processor or (user is not None and user.step_processor)
-    if config.env.info_keys and (has_another or hasattr(agent_module(config), "make_step_processor")):
+    if config.env.info_keys and _step_processor(config) is not None:
         raise UsageError(
             "env.info_keys needs the step processor of border-cli, and this run has another one",
             allowed="env.info_keys=[], or no step_processor",

@@ -22,10 +22,9 @@ from border_cli.config.schema import (
     TrainerConfig,
 )
 from border_cli.core.errors import ExitCode, UsageError
-from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.replay.n_step import NStepProcessor
 from border_cli.run import factories
+from tests import fakes
 from tests.faults.commands import endless, trap
 from tests.real_runs import Run, tiny
 from tests.warm import finished
@@ -107,28 +106,24 @@ class FixedEvaluator:
         self.closed = True
 
 
-def one_step(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
-    return NStepProcessor(spec, n_envs, 1, config.agent.gamma)
-
-
 def test_a_custom_evaluator_and_step_processor_are_used(workplace: Path) -> None:
-    evaluator, made = FixedEvaluator(), list[NStepProcessor]()
-
-    def make(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
-        made.append(one_step(spec, n_envs, config))
-        return made[-1]
-
-    result = border_cli.train(small(), workplace / "run", evaluator=evaluator, step_processor=make)
+    evaluator = FixedEvaluator()
+    fakes.single_steps.clear()
+    result = border_cli.train(
+        small(step_processor="tests.fakes:make_single_steps"), workplace / "run", evaluator=evaluator
+    )
     assert set(evaluator.evaluated) == {20, 30} and evaluator.closed
     assert result.best is not None and (result.best.opt_steps, result.best.mean) == (30, 30.0)
-    assert len(made) == 1
+    assert len(fakes.single_steps) == 1
 
 
 @pytest.mark.parametrize("train", [border_cli.train, border_cli.train_async])
 def test_metrics_of_infos_need_our_step_processor(workplace: Path, train: Any) -> None:
-    config = small(env=EnvConfig(id="CartPole-v1", info_keys=["score"]))
+    config = small(
+        env=EnvConfig(id="CartPole-v1", info_keys=["score"]), step_processor="tests.fakes:make_single_steps"
+    )
     with pytest.raises(UsageError, match=r"env\.info_keys needs the step processor of border-cli"):
-        train(config, workplace / "run", step_processor=one_step)
+        train(config, workplace / "run")
 
 
 def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
@@ -136,9 +131,8 @@ def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
     agents = [DqnConfig(hidden=[16], batch_size=16, epsilon_start=e, epsilon_final=e) for e in (1.0, 0.0)]
     with pytest.raises(UsageError, match="actor_agents has 2 configurations for n_actors=1"):
         border_cli.train_async(small(), workplace / "run", actor_agents=agents)
-    result = border_cli.train_async(
-        small(n_actors=2), workplace / "run", actor_agents=agents, step_processor=one_step
-    )
+    config = small(n_actors=2, step_processor="tests.fakes:make_single_steps")
+    result = border_cli.train_async(config, workplace / "run", actor_agents=agents)
     assert result.code == ExitCode.DONE and len(result.actors) == 2
     make = factories.actor_spec(small(n_actors=2), factories.UserParts(actor_agents=agents)).policy
     spec = border_cli.load(workplace / "run").spec
