@@ -47,10 +47,8 @@ def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
         try:
             with tracebacks(any(arg.lstrip("+").lower() == "debug=true" for arg in argv)):
                 return int(run(argv) or ExitCode.DONE)
-        except Interrupted as e:
-            return int(e.code)
-        except KeyboardInterrupt:
-            return int(ExitCode.SIGINT)
+        except (Interrupted, KeyboardInterrupt) as e:
+            return int(getattr(e, "code", ExitCode.SIGINT))
         except (Exception, SystemExit) as e:  # noqa: BLE001 - the last place where an error can become an exit code
             return report(e)
 
@@ -68,12 +66,12 @@ def tracebacks(debug: bool) -> Iterator[None]:
         raise
 
 
-def report(error: Exception | SystemExit, job: str = "") -> int:
+def report(error: Exception | SystemExit) -> int:
     """Print on stderr what went wrong and return the exit code.
 
     An error of ours is its message, at most three lines, with its notes last. A defect keeps its traceback for a bug
     report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect with any
-    code. job: which job of a sweep it was.
+    code.
     """
     ours = isinstance(error, BorderError)
     details = []
@@ -91,7 +89,7 @@ def report(error: Exception | SystemExit, job: str = "") -> int:
         message = f"{name}: {error}\nthis is a bug in border-cli, or in your code that it calls"
     lines = [line for line in message.splitlines() if line.strip()] or [type(error).__name__]
     noted = notes(error)[: MAX_LINES - 1]
-    printed = [f"{job}error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]
+    printed = [f"error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]
     with output():  # perhaps no process reads stderr
         sys.stderr.writelines(f"{text}\n" for text in details)
         write_line(sys.stderr, "\n".join(printed))
