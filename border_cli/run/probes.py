@@ -62,17 +62,16 @@ def measure(
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
     acted, learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
-    counts = (
-        throughput.up_to(machine.cpus()) if may_switch(config) and not config.threads else [threads(config)]
-    )
+    is_open = may_switch(config) and not config.threads
+    counts = throughput.up_to(machine.cpus()) if is_open else (threads(config),)
     n_opt_steps = budget.counts(config).opt_steps
     how = getattr(config.agent.resolve(n_opt_steps, may_switch(config)), "compile", "false")
     # On a GPU the opt steps that are measured are the captured ones already.
-    form = "eager" if config.device == "cpu" or how == "false" else "captured"
+    form = "captured" if config.device.startswith("cuda") and how != "false" else "eager"
     rates = learner.opt_steps(counts, seconds)
     fastest = max(rates.values())
     learned = {(form, n): rate for n, rate in rates.items()}
-    if form == "captured" or how == "false":
+    if config.device != "cpu" or how == "false":
         return Measured(acted, learned, fastest, form)
     if compiled := learner.compiled_opt_steps(counts, seconds, only_cached=not compile):
         learned |= {("compiled", n): rate for n, rate in compiled.items()}
