@@ -20,12 +20,11 @@ LINES = {
     "--algo dqn --env CartPole-v1 --seed 3 -n 100000 --tensorboard-log /tmp/x": (
         "agent=dqn env=cartpole seed=3 trainer.max_env_steps=100000"
     ),
-    "--algo dqn --env PongNoFrameskip-v4 -P": "agent=dqn env=pong",
+    "--algo dqn --env PongNoFrameskip-v4 -P -i best_model.zip": "agent=dqn env=pong",
     "--algo qrdqn --env LunarLander-v3 --track --wandb-project-name lunar": (
         "agent=qrdqn env=lunarlander recorder.wandb=online recorder.project=lunar"
     ),
     "--algo ppo --env Pendulum-v1": "agent=sac env=pendulum",
-    "--algo dqn --env CartPole-v1 -i logs/dqn/CartPole-v1_1/best_model.zip": "agent=dqn env=cartpole",
     "--algo td3 --env Pendulum-v1 --hyperparams learning_rate:0.001 buffer_size:50000": "agent=td3 env=pendulum",
     "--algo dqn --env MountainCar-v0 --device cuda --vec-env subproc --n-envs 8": (
         "agent=dqn env=mountaincar device=cuda actor_manager.envs_per_actor=8"
@@ -52,8 +51,6 @@ LINES = {
     ),
     # Gymnasium, Hydra, Weights & Biases, plain words
     "dqn cartpole": "agent=dqn env=cartpole",
-    "CartPole-v1": "env=cartpole",
-    "env=HalfCheetah-v5 agent=sac": "env=halfcheetah agent=sac",
     "env=Pong-v5 agent=dqn": "env=pong agent=dqn",
     "agent=rainbow env=atari env.id=Pong": "agent=rainbow env=atari env.id=ALE/Pong-v5",
     "env=EnduroNoFrameskip-v4": "env=atari env.id=ALE/Enduro-v5",
