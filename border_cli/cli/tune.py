@@ -24,9 +24,9 @@ from hydra.core.override_parser.types import (
 from border_cli.cli.compose import Composed, Composer, hydra_section
 from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.sweep_run import SweepRun
-from border_cli.config.budget import counts
 from border_cli.config.convert import load, nearest
 from border_cli.config.presets import conf_dir
+from border_cli.config.resolve import counts
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.format import counted
 from border_cli.display.text import print_lines

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from border_cli.config.budget import counts
-from border_cli.config.resolve import n_actors, threads, trackers
+from border_cli.config.resolve import counts, n_actors, threads, trackers
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ResourceError
 from border_cli.core.format import size

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from border_cli.config import budget, presets, resources, throughput
+from border_cli.config import presets, resolve, resources, throughput
 from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
 from border_cli.config.resources import Sizes
@@ -265,7 +265,7 @@ _BOUND = {
 
 def print_plan(console: Console, config: TrainConfig, sizes: Sizes, measured: Measured, folder: Path) -> None:
     """Print what a run would do and take, in a directory below `folder`, and how fast it would be."""
-    counts, cpus = budget.counts(config), machine.cpus()
+    counts, cpus = resolve.counts(config), machine.cpus()
     most = "" if counts.exact else "at most "
     surely = "" if counts.exact or counts.limit == "max_time" else ", or earlier"
     run = {"ends by": f"{counts.limit}{surely}"}

@@ -12,8 +12,8 @@ from functools import partial
 from rich.console import Console
 
 from border_cli.actors.sampler import InThreadSource, Sampler
-from border_cli.config.budget import counts
 from border_cli.config.resolve import (
+    counts,
     envs_per_actor,
     is_reproducible,
     may_switch,

@@ -20,7 +20,7 @@ from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import COMPILING_PAYS_S, GraphCompiler
 from border_cli.agents.config import NetworkConfig
-from border_cli.config import budget, throughput
+from border_cli.config import resolve, throughput
 from border_cli.config.resolve import making_s, may_switch, n_actors, threads
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import Measured
@@ -64,7 +64,7 @@ def measure(
     acted, learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
     is_open = may_switch(config) and not config.threads
     counts = throughput.up_to(machine.cpus()) if is_open else (threads(config),)
-    n_opt_steps = budget.counts(config).opt_steps
+    n_opt_steps = resolve.counts(config).opt_steps
     how = getattr(config.agent.resolve(n_opt_steps, may_switch(config)), "compile", "false")
     # On a GPU the opt steps that are measured are the captured ones already.
     form = "captured" if config.device.startswith("cuda") and how != "false" else "eager"

@@ -10,10 +10,10 @@ from typing import Any
 from border_cli.agents.config import NetworkConfig
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, read_model, read_run_state, read_scores
-from border_cli.config.budget import counts
 from border_cli.config.resolve import (
     Change,
     changes,
+    counts,
     inherit,
     is_reproducible,
     keeps_the_bits,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config import budget, resources
+from border_cli.config import resolve, resources
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import (
     ActorManagerConfig,
@@ -49,7 +49,7 @@ def config(n_actors: int = 4, threads: int = 1, keep: int = 3, **trainer: object
     ],
 )
 def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: int | None, limit: str) -> None:
-    counts = budget.counts(config(**trainer))
+    counts = resolve.counts(config(**trainer))
     assert (counts.env_steps, counts.opt_steps, counts.limit) == (env_steps, opt_steps, limit)
 
 
@@ -58,7 +58,7 @@ def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: in
 )
 def test_evaluations_and_checkpoints(opts: int, interval: int | None, times: int, saves: int) -> None:
     """They happen at each interval and for the last model."""
-    counts = budget.counts(config(max_opts=opts, eval_interval=interval, save_interval=interval))
+    counts = resolve.counts(config(max_opts=opts, eval_interval=interval, save_interval=interval))
     assert (counts.evaluations, counts.checkpoints) == (times, saves)
 
 
@@ -67,7 +67,7 @@ def test_evaluations_and_checkpoints(opts: int, interval: int | None, times: int
     [({}, True), ({"max_time": 9.0}, False), ({"stop_return": 1.0}, False), ({"opt_interval": None}, False)],
 )
 def test_counts_are_exact_if_nothing_can_end_the_run_earlier(trainer: dict[str, object], exact: bool) -> None:
-    assert budget.counts(config(max_opts=500, **trainer)).exact == exact
+    assert resolve.counts(config(max_opts=500, **trainer)).exact == exact
 
 
 def test_memory() -> None:
