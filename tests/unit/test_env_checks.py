@@ -28,32 +28,37 @@ BOX = spaces.Box(-10.0, 1000.0, (2,), np.float32)
 
 
 class Scripted(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not checked
-    """Observation and reward are functions of (episode, time), both counted from 1. Episodes have `length` env steps."""
+    """Observation and reward are functions of (episode, time), both counted from 1. Episodes have `length` env steps.
+
+    parts: in place of those that gymnasium's API asks for, by name: from `reset` the info, from `step` any.
+    """
 
     def __init__(
         self,
         observation: Callable[[int, int], Any] | None = None,
-        reward: Callable[[int, int], float] | None = None,
+        reward: Any = 1.0,
         length: int = 5,
         space: spaces.Space[Any] = BOX,
+        **parts: Any,
     ) -> None:
         self.observation_space = space
         self.action_space = spaces.Discrete(2)
         self._observation = observation or pair
-        self._reward = reward or (lambda e, t: 1.0)
-        self._length = length
+        self._reward = reward if callable(reward) else lambda e, t: reward
+        self._length, self._parts = length, parts
         self._episode = self._time = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._episode, self._time = self._episode + 1, 0
-        return self._observation(self._episode, 0), {}
+        return self._observation(self._episode, 0), self._parts.get("reset_info", {})
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Any:
         self._time += 1
-        over = self._time == self._length
         at = (self._episode, self._time)
-        return self._observation(*at), self._reward(*at), over, False, {}
+        terminated = self._time == self._length
+        parts = {"observation": self._observation(*at), "reward": self._reward(*at), "terminated": terminated}
+        return tuple((parts | {"truncated": False, "info": {}} | self._parts).values())
 
 
 def group(n: int = 1, nonfinite: str = "error", **kwargs: Any) -> GymEnv:
@@ -304,23 +309,6 @@ def test_e3_well_known_environments_pass(env_id: str, caplog: pytest.LogCaptureF
     assert caplog.messages == []
 
 
-class Odd(Scripted):
-    """Returns these parts in place of those that gymnasium's API asks for: from `reset` the info, from `step` any."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__()
-        self._parts = parts
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        observation, info = super().reset(seed=seed)
-        return observation, self._parts.get("reset_info", info)
-
-    def step(self, action: Any) -> Any:
-        names = ("observation", "reward", "terminated", "truncated", "info")
-        parts = dict(zip(names, super().step(action), strict=True)) | self._parts
-        return tuple(parts[name] for name in names)
-
-
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -336,17 +324,15 @@ def test_e3_each_part_of_a_result_that_is_odd_is_named_with_what_came(
     parts: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ActorLostError, match=f"EnvApiError: {re.escape(message)}"):
-        env = GymEnv(EnvConfig(entry_point=f"{__name__}:Odd", kwargs=parts), owner="actor 7")
-        env.reset(0, seed=0)
-        steps(env, 1)
+        steps(group(**parts), 1)
     with pytest.raises(UsageError, match=f"^env: {re.escape(message)}\n"):
-        try_env(EnvConfig(entry_point=f"{__name__}:Odd", kwargs=parts))
+        try_env(EnvConfig(entry_point=f"{__name__}:Scripted", kwargs=parts))
 
 
 def test_e3_results_of_numpy_are_as_good_as_those_of_python() -> None:
     for flag in (np.bool_(False), np.array(False), 0, np.int64(0)):
         parts = {"terminated": flag, "truncated": flag, "reward": np.float32(2)}
-        env = GymEnv(EnvConfig(entry_point=f"{__name__}:Odd", kwargs=parts))
+        env = GymEnv(EnvConfig(entry_point=f"{__name__}:Scripted", kwargs=parts))
         env.reset(0, seed=0)
         step = env.step([0], np.zeros(1, np.int64))
         assert (step.over.tolist(), step.reward.tolist()) == ([False], [2.0])
