@@ -170,14 +170,14 @@ class InlineEvaluator:
         self._evaluation: Evaluation | None = None
 
     def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
-        runner = self._made()
+        runner = self._lazy_runner()
         if self._limit is not None:
             runner.max_episode_steps = self._limit()
         self._policy.sync_model(model)
         self._evaluation = runner.evaluate(self._policy, model.version, seeds, tick)
 
     def poll(self) -> Evaluation | None:
-        self._made()
+        self._lazy_runner()
         evaluation, self._evaluation = self._evaluation, None
         return evaluation
 
@@ -185,7 +185,7 @@ class InlineEvaluator:
         if self._runner is not None:
             self._runner.close()
 
-    def _made(self) -> EpisodeRunner:
+    def _lazy_runner(self) -> EpisodeRunner:
         if self._runner is None:
             self._runner = self._make_runner()
         return self._runner

@@ -204,24 +204,6 @@ def test_the_amount_that_is_enough_for_a_grant(
     assert RatioLimiter(1.0, 10, 64, max_env_steps=50).opt_steps_until_grant() > 10**9
 
 
-def test_credit_of_a_lost_actor_goes_to_the_others_and_a_restarted_one_gets_credit_again() -> None:
-    limiter = RatioLimiter(1.0, 0, 8, None, 2, 1)
-    limiter.grant()
-    limiter.inserted(0, 3)
-    assert limiter.set_present([False, True])
-    assert limiter.credits == [3, 4]
-    assert not limiter.set_present([False, True])
-    assert not limiter.grant()  # the other actor holds all credit that is allowed
-    limiter.inserted(1, 4)
-    limiter.grant()
-    assert limiter.credits == [3, 6]
-    assert not limiter.set_present([True, True])
-    for _ in range(5):
-        limiter.count_opt()
-    limiter.grant()
-    assert limiter.credits[0] > 3
-
-
 def act_to_the_end(limiter: RatioLimiter, taken: list[int]) -> None:
     """Let actors use all their credit and the learner take every allowed opt step, until neither can continue."""
     while not limiter.budget_used(limiter.may_opt()):
