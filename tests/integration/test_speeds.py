@@ -22,7 +22,7 @@ from tests.real_runs import Run, tiny, train
 
 SHORT = ("env=cartpole", "trainer.max_opts=40", "trainer.eval_interval=null")
 AUTO = ("n_actors=auto", "actor_manager.envs_per_actor=auto")
-SLOW = ("env=gym", "env.entry_point=tests.counting:CountingEnv", "env.kwargs.make_s=1.0")
+SLOW = ("env=gym", "env.entry_point=tests.counting:CountingEnv", "env.kwargs.make_s=0.5")
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +193,7 @@ def test_a_line_shows_that_environments_are_still_being_made(
 ) -> None:
     """Before the run on stderr, and while actors start by the view."""
     for module in ("border_cli.run.preflight", "border_cli.display.views"):
-        monkeypatch.setattr(f"{module}.SILENCE_S", 0.2)
+        monkeypatch.setattr(f"{module}.SILENCE_S", 0.1)
     args = tiny(*SLOW, "trainer.max_opts=5", "trainer.eval_interval=null", "recorder.console=plain")
     assert main(args) == 0
     shown = capsys.readouterr()
@@ -204,9 +204,9 @@ def test_a_line_shows_that_environments_are_still_being_made(
 def test_the_limit_of_making_an_environment_is_named(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("border_cli.config.resolve._MAKING_S", 0.5)
+    monkeypatch.setattr("border_cli.config.resolve._MAKING_S", 0.2)
     args = tiny(*SLOW, "trainer=sync", "trainer.max_opts=5", "trainer.eval_interval=null")
-    assert main([*args, "actor_manager.start_timeout_s=0.5"]) == 2
+    assert main([*args, "actor_manager.start_timeout_s=0.2"]) == 2
     error = capsys.readouterr().err
-    assert "making the environment took longer than 0.5 s" in error
+    assert "making the environment took longer than 0.2 s" in error
     assert "allowed: a higher actor_manager.start_timeout_s" in error
