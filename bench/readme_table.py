@@ -68,7 +68,8 @@ def keys_page() -> str:
         for key, info in keys.items():
             allowed = " or ".join(info.choices) or describe_range(info)
             unit = f"{info.unit}, {allowed}".strip(", ")
-            default = as_typed(getattr(cls(), key)) or "''"
+            value = getattr(cls(), key)
+            default = "auto" if info.auto and value is None else as_typed(value) or "''"
             rows.append([f"`{key}`", f"`{default}`", unit, info.help.replace("|", "\\|").replace("<", "\\<")])
         prefix = f"`{title}`" if title else "Keys without a group"
         tables.append(f"## {prefix}\n\n{markdown(['key', 'default', 'unit and values', 'meaning'], rows)}")
