@@ -161,9 +161,9 @@ class GymEnv:
                 if infos is not None and (terminated[row] or truncated[row]):
                     infos[row] = self._values(info)
             step.dropped = checker.dropped(env_ix, reward)
-        except BorderError:
-            raise
         except (Exception, SystemExit) as e:
+            if isinstance(e, BorderError):
+                raise
             i = e.env_ix if isinstance(e, EnvDataError) else i
             raise self._lost(e, "step", i, action[list(env_ix).index(i)]) from e
         step.next_obs = checker.observe(env_ix)
@@ -198,9 +198,9 @@ class GymEnv:
         """Turn what an environment raises inside into ActorLostError."""
         try:
             yield
-        except BorderError:
-            raise
         except (Exception, SystemExit) as e:
+            if isinstance(e, BorderError):
+                raise
             raise self._lost(e, phase, env_ix) from e
 
     def _lost(

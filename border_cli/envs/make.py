@@ -120,9 +120,9 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasium.
             if isinstance(value, list) and key in expected and "ndarray" in str(expected[key].annotation):
                 kwargs[key] = np.array(value)
         wrapped = make(env, **kwargs)
-    except BorderError:
-        raise
     except Exception as e:
+        if isinstance(e, BorderError):
+            raise
         raise UsageError(
             f"env.wrappers: {name} cannot be made: {type(e).__name__}: {first_line(e)}\n"
             f"its arguments: {as_typed(wrapper.kwargs)}; they are given as {{name: {name}, kwargs: {{…}}}}"

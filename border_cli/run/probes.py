@@ -94,12 +94,9 @@ def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopF
     limit_s = len(configs) * (making_s(config) + 10 * seconds)
     try:
         rates: list[float] = run_in_child(act_alone, (configs, seconds), limit_s, stop.check)
-    except TimeoutError as e:
-        raise UsageError(
-            f"an actor cannot be tried: {e}", allowed="a higher actor_manager.start_timeout_s"
-        ) from e
-    except ChildError as e:
-        raise UsageError(f"an actor cannot be tried: {first_line(e)}") from e
+    except (TimeoutError, ChildError) as e:
+        allowed = "a higher actor_manager.start_timeout_s" if isinstance(e, TimeoutError) else ""
+        raise UsageError(f"an actor cannot be tried: {first_line(e)}", allowed=allowed) from e
     return dict(zip(counts, rates, strict=True))
 
 
