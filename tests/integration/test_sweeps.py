@@ -22,7 +22,6 @@ from omegaconf import OmegaConf
 from border_cli.cli import sweep_job
 from border_cli.cli.sweep_run import SweepRun, SweepSettings
 from border_cli.cli.train import main
-from border_cli.config.registry import TABLES
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError
 from border_cli.display.output import output
@@ -267,32 +266,6 @@ def test_the_preset_of_a_sweep_with_files_of_the_user_is_used_with_them(
     assert "'hydra.searchpath=[runs/sweeps/" in best
     with_preset = train(*shlex.split(best)[1:], "trainer=sync", "trainer.max_env_steps=100")
     assert with_preset.config.agent.gamma == 0.5
-
-
-def test_a_job_of_a_plugin_resumes_although_its_process_has_not_imported_the_plugin(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plugin names a class of ours, so nothing else imports its module."""
-    (workplace / "mine.py").write_text(
-        "from border_cli.config.registry import register\n"
-        "from border_cli.config.schema import RecorderConfig\n"
-        "from border_cli.core.protocols import Recorder\n"
-        'register("recorder", "mine", RecorderConfig, "mine:make")\n'
-        "def make(config, run_dir):\n    return Recorder()\n"
-    )
-    monkeypatch.syspath_prepend(str(workplace))
-    monkeypatch.setenv("PYTHONPATH", str(workplace))
-    words = ("plugins=[mine]", "recorder=mine", "seed=1", "trainer=sync", "trainer.max_opts=2")
-    try:
-        assert sweep(*words) == 0
-        (run,) = job_runs()
-        text = (run.path / "summary.json").read_text()
-        (run.path / "summary.json").write_text(text.replace('"done"', '"stopped"'))
-        assert sweep(*words) == 0
-        assert run.json("summary.json")["status"] == "done"
-    finally:
-        del TABLES["recorder"]["mine"]
-        sys.modules.pop("mine", None)
 
 
 def test_after_a_job_of_a_launcher_was_stopped_its_process_begins_no_other(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 from pathlib import Path
@@ -317,16 +316,6 @@ def test_more_groups_than_colours_can_be_told_apart(tmp_path: Path, figures: lis
     drawn(tmp_path)
     lines = figures[0].axes[0].get_lines()
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 25
-
-
-def test_columns_of_figures_stand_to_the_right_and_names_of_runs_to_the_left(runs: Path) -> None:
-    for path in runs.iterdir():
-        path.rename(runs / f"10-15-00.12{path.name}_dqn_cartpole")
-    assert main([]) == 0
-    lines = Path("runs/report/report.md").read_text().splitlines()
-    ends = {line.split(" | ")[0]: below for line, below in itertools.pairwise(lines)}
-    assert ends["| runs of"] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    assert ends["| run"] == "| --- | --- | --- | --- | ---: | --- | ---: |"
 
 
 def test_a_note_warns_of_few_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
