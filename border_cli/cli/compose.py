@@ -262,7 +262,8 @@ def translated() -> Iterator[None]:
     except (*_HYDRAS_ERRORS, OSError, RecursionError, ValueError) as e:
         # The cause names the mistake, where Hydra has wrapped it.
         cause = e.__cause__ if isinstance(e.__cause__, _HYDRAS_ERRORS) else e
-        key, what = getattr(cause, "full_key", None), first_line(cause)
+        key = getattr(cause, "full_key", None) or getattr(e, "full_key", None)
+        what = first_line(cause)
         raise UsageError(
             "the configuration cannot be composed\n" + (f"{key}: {what}" if key and key not in what else what)
         ) from e
