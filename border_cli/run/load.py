@@ -114,9 +114,11 @@ class LoadedModel:
     def _estimate(self, method: str, obs: Any, action_mask: Any) -> Array:
         if not hasattr(self._policy, method):
             raise ValueError(f"the model of this agent has no {method.replace('_', ' ')}")
-        stacks = dict(self._stacks)
-        batch, is_batch, _ = self._encode(obs, action_mask, None)
-        self._stacks = stacks  # an observation that is only looked at is not part of the episode
+        stacks = dict(self._stacks)  # an observation that is only looked at is not part of the episode
+        try:
+            batch, is_batch, _ = self._encode(obs, action_mask, None)
+        finally:
+            self._stacks = stacks
         estimates: Array = getattr(self._policy, method)(batch)
         return estimates if is_batch else estimates[0]
 
