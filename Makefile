@@ -51,7 +51,6 @@ test-full: check test-extras
 	TEST_FULL=1 $(BIN)/python -m pytest tests -n 2 --dist loadfile --timeout 3600 $(ARGS)
 	$(BIN)/python -m tests.campaigns kills --runs 50
 	$(BIN)/python -m tests.campaigns kills-lockstep --runs 50
-	$(BIN)/python -m tests.campaigns kills-full --runs 10
 	$(BIN)/python -m tests.campaigns storms --runs 200
 	$(BIN)/python -m tests.campaigns soak
 

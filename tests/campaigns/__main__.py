@@ -6,7 +6,7 @@ import argparse
 import random
 import sys
 
-from tests.campaigns.kills import full_kills, kills
+from tests.campaigns.kills import kills
 from tests.campaigns.soak import soak
 from tests.campaigns.started import say
 from tests.campaigns.storms import storms
@@ -16,7 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns", description=(__doc__ or "").split(":")[0]
     )
-    parser.add_argument("campaign", choices=["kills", "kills-lockstep", "kills-full", "storms", "soak"])
+    parser.add_argument("campaign", choices=["kills", "kills-lockstep", "storms", "soak"])
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="of storms and kills: to have one of them again")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -29,8 +29,6 @@ def main() -> int:
             failed = soak(args.minutes)
         case "storms":
             failed = storms(args.runs, args.seed, args.first)
-        case "kills-full":
-            failed = full_kills(args.runs, args.seed)
         case kind:
             failed = kills(args.runs, args.seed, kind == "kills-lockstep", args.opt_steps, args.first)
     say(f"{args.campaign}: {failed} failed")

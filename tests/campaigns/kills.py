@@ -8,19 +8,15 @@ import os
 import random
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from border_cli.core.metrics import mean_interval
 from tests.campaigns.started import SHORT, Started, attempt, check_whole, is_done, only_run, say
 from tests.interrupted import value_records
 from tests.real_runs import Run
-
-FULL = ("agent=dqn", "env=cartpole", "n_actors=2", "recorder.console=none", "resume=auto")
 
 
 def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) -> int:
@@ -52,33 +48,6 @@ def kills(runs: int, seed: int, lockstep: bool, opt_steps: int, first: int = 0) 
             if not error:
                 shutil.rmtree(root / str(i))
     return failed
-
-
-def full_kills(runs: int, seed: int) -> int:
-    """Return 0 if the mean last return of killed full runs lies in the 95% interval of uninterrupted ones, else 1."""
-    returns: dict[str, list[float]] = {"left alone": [], "killed": []}
-    with tempfile.TemporaryDirectory() as folder:
-        for i in range(1, runs + 1):
-            args = [*FULL, f"seed={i}"]
-            began = time.monotonic()
-            alone, killed = Path(folder) / f"{i}", Path(folder) / f"{i}-killed"
-            Started(alone, args).end_well()
-            seconds = time.monotonic() - began
-            at = random.Random(f"{seed} {i}").uniform(0.05, 0.85) * seconds
-            _kill(killed, args, at, may_exist=False)
-            Started(killed, args).end_well()
-            for name, where in (("left alone", alone), ("killed", killed)):
-                run = only_run(where)
-                check_whole(run, run.summary["counters"]["opt_steps"])
-                returns[name].append(run.summary["last_score"]["mean"])
-            say(
-                f"seed {i}, at {at:.1f} s of {seconds:.1f}: "
-                + json.dumps({n: r[-1] for n, r in returns.items()})
-            )
-    interval = mean_interval(tuple(returns["left alone"]))
-    mean = statistics.fmean(returns["killed"])
-    say(json.dumps({"interval of those left alone": interval, "mean of the killed": mean}))
-    return int(interval is None or not interval[0] <= mean <= interval[1])
 
 
 def _killed_twice(
