@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ class CommandProcess:
         command: "border-train", "border-eval" …, or "module:function", which reads sys.argv.
         args: of the command.
         folder: where it runs; the current one by default.
-        stdin, stdout, stderr: files or descriptors; by default /dev/null.
+        stdout, stderr: files or descriptors; by default /dev/null, as stdin.
         closed: numbers of streams that are closed.
         variables: of the environment, besides those of this process.
         before: a command line that runs the command, such as `nice`. It is then started anew.
@@ -77,7 +78,6 @@ class CommandProcess:
         command: str,
         *args: str,
         folder: Path | None = None,
-        stdin: Any = _NULL,
         stdout: Any = _NULL,
         stderr: Any = _NULL,
         variables: Mapping[str, str] | None = None,
@@ -99,7 +99,7 @@ class CommandProcess:
                 [*before, *script, *args],
                 cwd=folder,
                 env=environment,
-                stdin=stdin,
+                stdin=_NULL,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
@@ -109,7 +109,7 @@ class CommandProcess:
             return
         request = _Request(entry, [command, *args], str((folder or Path()).absolute()), environment, closed)
         with contextlib.ExitStack() as stack:
-            streams = [_descriptor(stream, stack) for stream in (stdin, stdout, stderr)]
+            streams = [_descriptor(stream, stack) for stream in (_NULL, stdout, stderr)]
             self.pid, self._status = _forked(request, streams)
 
     def poll(self) -> int | None:
@@ -122,13 +122,6 @@ class CommandProcess:
         if code is None:
             raise subprocess.TimeoutExpired("the command", timeout_s)
         return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> CommandProcess:
         return self
@@ -154,17 +147,12 @@ def finished(
     command: str, *args: str, folder: Path | None = None, **named: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with what it has written to stdout and stderr. See `CommandProcess`."""
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(os.fdopen(os.memfd_create("stream"), "w+")) for _ in range(2)]
-        process = stack.enter_context(
-            CommandProcess(command, *args, folder=folder, stdout=files[0], stderr=files[1], **named)
-        )
-        code = process.wait()
-        texts = []
-        for file in files:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with CommandProcess(command, *args, folder=folder, stdout=out, stderr=err, **named) as process:
+            code = process.wait()
+        for file in (out, err):
             file.seek(0)
-            texts.append(file.read())
-    return subprocess.CompletedProcess([command, *args], code, *texts)
+        return subprocess.CompletedProcess([command, *args], code, out.read(), err.read())
 
 
 def warm_pid() -> int | None:
