@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY
 from border_cli.checkpoints.store import MANIFEST_FILE
-from border_cli.config.convert import nearest
 from border_cli.core.errors import UsageError
-from border_cli.core.format import counted
-from border_cli.run.directory import CONFIG_FILE, LATEST, RUNS, SWEEP_FILE
+from border_cli.run.directory import CONFIG_FILE, LATEST, RUNS
 from border_cli.run.summary import PROVENANCE_FILE
 
 LAST = "last"
+_ALLOWED = "a run, such as runs/latest, a checkpoint directory or best/"
 _UNREAD = (REPLAY,)
 """Acting needs no replay, and it may be large: only the sizes of its files are verified."""
 
@@ -47,9 +45,13 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
 
     Raises UsageError for what is not there, NoValidCheckpointError where no last checkpoint verifies.
     """
-    path = _latest_run() if named is None else named
-    if not path.is_dir():
-        raise _no_such_path(path)
+    path = named or RUNS / LATEST
+    if named is None and not path.is_dir():
+        raise UsageError(
+            f"there is no run below {RUNS}/", allowed="the path of a run, or a border-train first"
+        )
+    if named is None and path.is_symlink():
+        path = RUNS / path.readlink()
     if (path / MANIFEST_FILE).exists():  # a model directory itself
         if checkpoint is not None:
             raise UsageError(
@@ -85,15 +87,11 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
     return Located(model, run_dir)
 
 
-def run_directory(named: Path, allowed: str = "a run") -> Path:
+def run_directory(named: Path, allowed: str = _ALLOWED) -> Path:
     """The run that the user named, with links resolved. Raises UsageError, with what is allowed, for anything else."""
-    if not named.is_dir():
-        raise _no_such_path(named, allowed)
-    if (named / CONFIG_FILE).is_file():
-        return named.resolve()
-    if (named / SWEEP_FILE).is_file():
-        raise UsageError(f"{named} is a sweep", allowed="one of its runs, or its command again")
-    raise _no_run(named)
+    if not (named / CONFIG_FILE).is_file():
+        raise _no_run(named, allowed)
+    return named.resolve()
 
 
 def _last(run_dir: Path) -> Located:
@@ -108,44 +106,7 @@ def _last(run_dir: Path) -> Located:
     return Located(newest, run_dir, skipped)
 
 
-def _latest_run() -> Path:
-    """What runs/latest points to; where there are no links, the newest by name."""
-    latest = RUNS / LATEST
-    if latest.is_dir():
-        return RUNS / latest.readlink() if latest.is_symlink() else latest
-    runs = sorted(path.parent for path in RUNS.glob(f"[0-9]*/*/{CONFIG_FILE}"))
-    if not runs:
-        raise UsageError(
-            f"there is no run below {RUNS}/", allowed="the path of a run, or a border-train first"
-        )
-    return runs[-1]
-
-
-def _no_such_path(path: Path, allowed: str = "a run, a checkpoint directory or best/") -> UsageError:
-    if path.exists():
-        return UsageError(f"{path} is a file", allowed=allowed)
-    siblings = [e.name for e in os.scandir(path.parent) if e.is_dir()] if path.parent.is_dir() else []
-    match = nearest(path.name, siblings)
-    return UsageError(
-        f"{path} is not there", nearest=str(path.parent / match) if match else None, allowed=allowed
-    )
-
-
-def _no_run(path: Path) -> UsageError:
-    """The error for a folder that is no run; it names the newest run in it."""
-    # .hydra has a config.yaml too, and a link such as runs/latest leads to a run that is listed already.
-    runs = [
-        config.parent
-        for pattern in ("*", "*/*")
-        for config in path.glob(f"{pattern}/{CONFIG_FILE}")
-        if config.parent.name[0] != "." and not config.parent.is_symlink()
-    ]
-    if runs:
-        newest = max(runs, key=lambda run: (run / CONFIG_FILE).stat().st_mtime_ns)
-        return UsageError(
-            f"{path} is a folder with {counted(len(runs), 'run')} in it", allowed=f"a run, such as {newest}"
-        )
-    return UsageError(
-        f"{path} is not a run: it has neither {CONFIG_FILE} nor checkpoints",
-        allowed="a run, such as runs/latest",
-    )
+def _no_run(path: Path, allowed: str = _ALLOWED) -> UsageError:
+    """The error for a path that is no run."""
+    what = f"is not a run: it has neither {CONFIG_FILE} nor checkpoints" if path.exists() else "is not there"
+    return UsageError(f"{path} {what}", allowed=allowed)

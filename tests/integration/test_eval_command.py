@@ -138,7 +138,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "plugins=a"], "plugins: there is no module 'a'"),
         (["run", "--seed", "3"], "nearest: seed=<value>"),
         (["run", "other"], "two models"),
-        (["rnu"], "nearest: run"),
+        (["rnu"], "rnu is not there"),
         (["run/seed=3"], "is not there"),
         ([], "no run below runs"),
         (["run", "env.max_episode_steps=many"], "env.max_episode_steps: 'many' is of the wrong type"),
