@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from border_cli.cli.command import command, tracebacks
+from border_cli.cli.command import command
 from border_cli.cli.compose import Composed, Composer
 from border_cli.cli.overrides import Parser, override_values, parse_overrides
 from border_cli.cli.start import end_imports
@@ -40,8 +40,7 @@ def main(argv: Sequence[str]) -> None:
                 f"{key} has no effect in border-bench, which trains nothing", allowed=f"border-train {key}=…"
             )
     config = Composer(overrides, flags.config_dir).compose().config
-    with tracebacks(config.debug):
-        _bench(config, typed)
+    _bench(config, typed)
 
 
 def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:

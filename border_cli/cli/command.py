@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 
@@ -45,37 +44,25 @@ def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
             argv = sys.argv[1:]
             _open_missing_streams()
         try:
-            with tracebacks(any(arg.lstrip("+").lower() == "debug=true" for arg in argv)):
-                return int(run(argv) or ExitCode.DONE)
+            return int(run(argv) or ExitCode.DONE)
         except (Interrupted, KeyboardInterrupt) as e:
             return int(getattr(e, "code", ExitCode.SIGINT))
         except (Exception, SystemExit) as e:  # noqa: BLE001 - the last place where an error can become an exit code
-            return report(e)
+            return report(e, argv)
 
     return main
 
 
-@contextmanager
-def tracebacks(debug: bool) -> Iterator[None]:
-    """Have `report` print the traceback of an error from within, if `debug`."""
-    try:
-        yield
-    except Exception as e:
-        if debug:
-            e.__dict__["debug"] = True
-        raise
-
-
-def report(error: Exception | SystemExit) -> int:
+def report(error: Exception | SystemExit, argv: Sequence[str]) -> int:
     """Print on stderr what went wrong and return the exit code.
 
     An error of ours is its message, at most three lines, with its notes last. A defect keeps its traceback for a bug
     report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect with any
-    code.
+    code. argv: the command's; with debug=true every error has its traceback.
     """
     ours = isinstance(error, BorderError)
     details = []
-    if getattr(error, "debug", False) or not ours:
+    if not ours or any(arg.lstrip("+").lower() == "debug=true" for arg in argv):
         details = ["".join(traceback.format_exception(error)).rstrip()]
     elif isinstance(error, ActorLostError) and error.details:
         details = [error.details.rstrip()]

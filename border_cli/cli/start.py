@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
-from border_cli.cli.command import tracebacks
 from border_cli.cli.compose import Composed
 from border_cli.cli.overrides import check_single, override_values, set_value, typed_names
 from border_cli.config import registry
@@ -82,7 +81,7 @@ def resume_run(
     run_dir = run_dir.absolute()  # environments may change the working folder
     wanted = changes(stored, reopen(config))
     check_changes(stored, wanted)
-    with tracebacks(config.debug), StopFlag() as stop, output(), locked(run_dir):
+    with StopFlag() as stop, output(), locked(run_dir):
         resuming = bool(list_steps(run_dir / CHECKPOINTS))
         config, spec, decided = preflight(config, stop, run_dir, launch.typed, resuming=resuming)
         end_imports()

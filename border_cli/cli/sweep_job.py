@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from border_cli.cli.command import report, tracebacks
+from border_cli.cli.command import report
 from border_cli.cli.compose import Composed, check_composed
 from border_cli.cli.overrides import override_values, parse_overrides
 from border_cli.cli.start import continue_run, start_run
@@ -57,11 +57,10 @@ def train_job(
         config = check_composed(composed, state.runtime.choices, typed, presets)
         launch = Launch(argv, typed)
         run_dir = run_dir or Path(state.runtime.output_dir)
-        with tracebacks(config.debug):
-            if (run_dir / CONFIG_FILE).exists():
-                continue_run(run_dir, config, launch, view)
-            else:
-                start_run(Composed(config, composed, context, run_dir), launch, view)
+        if (run_dir / CONFIG_FILE).exists():
+            continue_run(run_dir, config, launch, view)
+        else:
+            start_run(Composed(config, composed, context, run_dir), launch, view)
     except Interrupted as e:
         stopped_by = e
         return JobEnd(e.code)
@@ -69,6 +68,6 @@ def train_job(
         return JobEnd(ExitCode.SIGINT)
     except (Exception, SystemExit) as e:  # noqa: BLE001 - a failed job must not end the sweep
         with redirect_stderr(text):
-            code = report(e)
+            code = report(e, argv)
         return JobEnd(code, text.getvalue().rstrip())
     return JobEnd(ExitCode.DONE)

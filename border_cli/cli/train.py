@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from border_cli.cli.bench import show_plan
-from border_cli.cli.command import command, read_page, show, tracebacks
+from border_cli.cli.command import command, read_page, show
 from border_cli.cli.compose import Composed, Composer
 from border_cli.cli.help import help_page
 from border_cli.cli.overrides import Parser, override_values, parse_overrides
@@ -74,13 +74,12 @@ def main(argv: Sequence[str]) -> int:
     if flags.multirun:
         return run_sweep(composer, launch, flags.sweep)
     composed = composer.compose()
-    with tracebacks(composed.config.debug):
-        if composed.config.plan:
-            show_plan(composed, launch)
-            return ExitCode.DONE
-        if flags.resume:
-            return _resume_unfinished(composed, launch, flags.trust)
-        return int(start_run(composed, launch).code)
+    if composed.config.plan:
+        show_plan(composed, launch)
+        return ExitCode.DONE
+    if flags.resume:
+        return _resume_unfinished(composed, launch, flags.trust)
+    return int(start_run(composed, launch).code)
 
 
 def _check_flags(flags: Namespace, argv: Sequence[str]) -> None:
