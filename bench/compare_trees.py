@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.report import machine, markdown, number
 from bench.runs import records
-from bench.trees import RENAMED, Tree, finish, source_tree
+from bench.trees import Tree, finish, source_tree
 
 Figures = dict[tuple[str, str], float]
 """Value by name and unit."""
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(_MEASUREMENTS), help="of: %(default)s")
     chosen = parser.parse_args()
     print(f"{chosen.old} and {chosen.new}, {chosen.repetitions} repetitions on {machine()}\n", flush=True)
-    with source_tree(chosen.old) as old, source_tree(chosen.new, RENAMED) as new:
+    with source_tree(chosen.old) as old, source_tree(chosen.new) as new:
         for tree in (old, new):  # so that no measured start compiles Python files
             tree.run(["-m", "compileall", "-q", "border_cli", "bench"])
         for name in chosen.only.split(","):

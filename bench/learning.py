@@ -44,7 +44,7 @@ def measure(folder: Path, repetitions: int) -> list[Figure]:
     ratio: dict[int, list[float]] = {1: [], 8: []}
     for i in range(repetitions):
         for n_actors, rates in whole.items():
-            rates.append(_whole_run(folder / f"learning-{n_actors}-{i}", n_actors))
+            rates.append(_rate(folder / f"learning-{n_actors}-{i}", f"n_actors={n_actors}", OPT_STEPS))
             bare.append(_bare_in_its_own_process())
             ratio[n_actors].append(2 * rates[-1] / (bare[-2] + bare[-1]))
     return [
@@ -120,12 +120,6 @@ def opt_rate(agent: Agent, buffer: ReplayBuffer, seconds: float) -> float:
     return n / passed
 
 
-def _whole_run(run_dir: Path, n_actors: int) -> float:
-    """Return the opt steps/s of a run with `n_actors` actors."""
-    runs.train(run_dir, [*COMMON, f"n_actors={n_actors}", f"trainer.max_opts={OPT_STEPS}"])
-    return opt_steps_per_s(run_dir)
-
-
 def opt_steps_per_s(run_dir: Path) -> float:
     """Return the opt steps/s from the record after the warm-up to the last one."""
     at = {r["opt_steps"]: r["time"] for r in runs.records(run_dir) if "throughput/samples_total" in r}
@@ -143,7 +137,7 @@ def measure_modes(folder: Path, repetitions: int) -> list[Figure]:
         sync.append(_rate(folder / f"sync-{i}", "trainer=sync"))
         for n in ACTORS:
             before = _rate(folder / f"free-{n}-{i}", f"n_actors={n}")
-            lockstep[n].append(_rate(folder / f"lockstep-{n}-{i}", f"n_actors={n}", "trainer.lockstep=true"))
+            lockstep[n].append(_rate(folder / f"lockstep-{n}-{i}", f"n_actors={n} trainer.lockstep=true"))
             after = _rate(folder / f"free-{n}-{i}-after", f"n_actors={n}")
             free[n] += [before, after]
             ratio[n].append(2 * lockstep[n][-1] / (before + after))
@@ -155,8 +149,9 @@ def measure_modes(folder: Path, repetitions: int) -> list[Figure]:
     ]
 
 
-def _rate(run_dir: Path, *args: str) -> float:
-    runs.train(run_dir, [*COMMON, f"trainer.max_opts={MODES_OPT_STEPS}", *args])
+def _rate(run_dir: Path, words: str, opt_steps: int = MODES_OPT_STEPS) -> float:
+    """Return the opt steps/s of a run."""
+    runs.train(run_dir, [*COMMON, f"trainer.max_opts={opt_steps}", *words.split()])
     return opt_steps_per_s(run_dir)
 
 

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -76,22 +75,19 @@ def main() -> None:
     wanted = [word for word in chosen.only.split(",") if word] or [""]
     cells = [cell for cell in _all_cells() if any(word in cell.name for word in wanted)]
     missing = [cell for cell in cells if _is_missing(cell)]
-    print(
-        f"{len(cells) - len(missing)} of {len(cells)} runs are there; about {_minutes(missing):.0f} minutes left"
-    )
-    if chosen.list:
-        for cell in missing:
-            print(f"{cell.name}: about {_expected(cell):.1f} minutes", flush=True)
-        return
+    minutes = sum(cell.row.minutes for cell in missing)
+    print(f"{len(cells) - len(missing)} of {len(cells)} runs are there; about {minutes:.0f} minutes left")
     for cell in [] if chosen.page_only else missing:
-        print(f"{cell.name}: about {_expected(cell):.1f} minutes", flush=True)
+        print(f"{cell.name}: about {cell.row.minutes:.1f} minutes", flush=True)
+        if chosen.list:
+            continue
         result = run(cell)
         print(
             f"{cell.name}: {result['evaluation']['mean']:.1f} after {result['minutes']:.1f} minutes",
             flush=True,
         )
         write_page(_all_stored())
-    if not write_page(_all_stored()):
+    if not chosen.list and not write_page(_all_stored()):
         raise SystemExit(1)
 
 
@@ -221,17 +217,6 @@ def _all_stored() -> dict[str, list[dict[str, Any]]]:
         stored = [result for seed in row.seeds if (result := _stored(Cell(row, seed))) is not None]
         results[row.name] = [result for result in stored if not result["older"]] or stored
     return results
-
-
-def _minutes(cells: list[Cell]) -> float:
-    return sum(_expected(cell) for cell in cells)
-
-
-def _expected(cell: Cell) -> float:
-    """Return the minutes that other seeds of the row took, else those of the table."""
-    others = (KEPT / f"{Cell(cell.row, seed).name}.json" for seed in cell.row.seeds)
-    known = [_json(path)["minutes"] for path in others if path.exists()]
-    return statistics.median(known) if known else cell.row.minutes
 
 
 def _git(*args: str) -> str:

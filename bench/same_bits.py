@@ -17,14 +17,13 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from safetensors.numpy import load_file
 
 from bench.report import machine
-from bench.trees import RENAMED, Tree, source_tree
+from bench.trees import Tree, source_tree
 
 COMMON = (
     "preset=none seed=1 threads=1 trainer.max_opts=3000 trainer.max_env_steps=null trainer.record_interval=500 "
@@ -81,23 +80,23 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="cases at the same time")
     chosen = parser.parse_args()
     names = [name for name in CASES if chosen.only in name]
-    old = _digests(chosen.old, names, chosen.jobs, {})
+    old = _digests(chosen.old, names, chosen.jobs)
     if chosen.save:
         saved = {name: {"options": CASES[name], "arrays": old[name]} for name in names}
         text = json.dumps({"tree": chosen.old, "machine": machine(), "cases": saved}, indent=1)
         chosen.save.write_text(f"{text}\n", encoding="utf-8")
     if chosen.new:
-        new = _digests(chosen.new, names, chosen.jobs, RENAMED)
+        new = _digests(chosen.new, names, chosen.jobs)
         equal = [_compare(name, old[name], new[name]) for name in names]
         raise SystemExit(0 if all(equal) else 1)
 
 
-def _digests(source: str, names: list[str], jobs: int, renamed: Mapping[str, str]) -> dict[str, Digests]:
+def _digests(source: str, names: list[str], jobs: int) -> dict[str, Digests]:
     """Return the digests of each case, read from a file of --save or computed by training the cases."""
     if source.endswith(".json"):
         return _read(Path(source), names)
     with (
-        source_tree(source, renamed) as tree,
+        source_tree(source) as tree,
         tempfile.TemporaryDirectory() as folder,
         ThreadPoolExecutor(jobs) as pool,
     ):

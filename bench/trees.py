@@ -6,21 +6,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-
-RENAMED: Mapping[str, str] = {}
-"""Options that have another name in the newer tree: "old.key": "new.key", or "key=old value": "key=new value"."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder that holds `border_cli/`, `conf/` and `bench/`. renamed: as `RENAMED`, where its options need it."""
+    """A folder that holds `border_cli/`, `conf/` and `bench/`."""
 
     path: Path
-    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """Start `python ARGUMENT…` in the folder, importing `border_cli` from it. Its output goes to stdout."""
@@ -37,15 +33,11 @@ class Tree:
 
     def start_training(self, run_dir: Path, options: Sequence[str]) -> subprocess.Popen[str]:
         """Start `border-train OPTION…` with its run in run_dir."""
-        return self.start(["-m", "border_cli", *map(self._rename, options), f"hydra.run.dir={run_dir}"])
+        return self.start(["-m", "border_cli", *options, f"hydra.run.dir={run_dir}"])
 
     def train(self, run_dir: Path, options: Sequence[str]) -> None:
         """Run `border-train OPTION…`. Raises SystemExit with its output if it fails."""
         finish(self.start_training(run_dir, options))
-
-    def _rename(self, option: str) -> str:
-        key, _, value = option.partition("=")
-        return self.renamed.get(option, f"{self.renamed.get(key, key)}={value}")
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -57,7 +49,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def source_tree(name: str, renamed: Mapping[str, str] | None = None) -> Iterator[Tree]:
+def source_tree(name: str) -> Iterator[Tree]:
     """The tree in the folder `name`, or that of the commit `name`, unpacked into a temporary folder.
 
     Raises SystemExit if it is neither, or if Python imports `border_cli` from elsewhere.
@@ -67,7 +59,7 @@ def source_tree(name: str, renamed: Mapping[str, str] | None = None) -> Iterator
         if not (path / "border_cli").is_dir():
             path = Path(folder).resolve()
             _unpack(name, path)
-        tree = Tree(path, renamed or {})
+        tree = Tree(path)
         imported = Path(tree.run(["-c", "import border_cli; print(border_cli.__file__)"]).strip())
         if not imported.is_relative_to(path):
             raise SystemExit(f"{name}: Python imports {imported}")
