@@ -139,7 +139,7 @@ class Tuner(JobQueue):
         """Take up the trials of earlier launches: those that run are queued again, with the same jobs."""
         for stored in self.study.trials:
             params = self._typed(stored.params)
-            # One that waits in Optuna's queue is not drawn yet; the first of those with the same values is the one that ran.
+            # A trial that waits in Optuna's queue is not drawn yet; of those with the same values the first has run.
             if (state := _STATES.get(stored.state.name)) and not any(t.params == params for t in self.trials):
                 self.trials.append(Trial(stored.number, params, state, stored.value))
         for trial in self.trials:
