@@ -51,10 +51,9 @@ def with_saved_spec(saved: SavedModel, config: TrainConfig, probed: Probed) -> P
         return replace(probed, spec=replace(spec, obs=saved_spec.obs), categories=categories)
     if saved_spec != spec:
         problem = saved_spec.difference(spec)
-        typed = config.env.categories is not None and "categories" in problem
         raise UsageError(
             f"init_from={config.init_from}: its spaces are not those of this environment: {problem}",
-            allowed="env.categories=auto, which takes those of the weights" if typed else (),
+            allowed="the environment of the weights; env.categories=auto takes their categories",
         )
     return probed
 
@@ -107,10 +106,7 @@ def load_weights(agent: Agent, config: TrainConfig) -> list[str]:
                 f"init_from={path}: that run is {other}, whose networks are not those of {config.agent.type}",
                 nearest=f"agent={other}",
             ) from e
-        alone = ", or init_from_parts=policy" if "policy" not in str(e) else ""
-        raise UsageError(
-            f"init_from={path}: {e}", allowed=f"an agent with the networks of that run{alone}"
-        ) from e
+        raise UsageError(f"init_from={path}: {e}", allowed="an agent with the networks of that run") from e
 
 
 def _without_categories(spec: EnvSpec) -> EnvSpec:

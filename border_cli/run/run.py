@@ -29,7 +29,7 @@ from border_cli.run import build, factories
 from border_cli.run.directory import Launch, log_to, shown, typed
 from border_cli.run.resume import describe, unfit
 from border_cli.run.summary import Resumed, RunFiles
-from border_cli.runtime import machine, seeding
+from border_cli.runtime import seeding
 from border_cli.runtime.child import OUTPUT_FILE, output_to
 from border_cli.runtime.files import run_all
 from border_cli.runtime.signals import StopFlag
@@ -159,12 +159,6 @@ def _announce(
             "left out of the observations, because no agent takes it: %s; if the task needs it, a wrapper can turn it into "
             "a Box (env.wrappers=[module:name])",
             ", ".join(spec.left_out),
-        )
-    if (n_threads := threads(config)) > (cpus := machine.cpus()):
-        _log.warning(
-            "threads=%d, and the learner may use %d CPUs: more threads than CPUs make an opt step slower",
-            n_threads,
-            cpus,
         )
     if console is not None:
         print_lines(console, *lines)

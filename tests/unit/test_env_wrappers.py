@@ -389,7 +389,7 @@ def test_other_spaces_than_those_of_the_weights_are_refused() -> None:
     assert str(caught.value).splitlines() == [
         "init_from=runs/latest: its spaces are not those of this environment: observation obs.image has categories "
         "(11, 6, 1), here (10, 6, 1)",
-        "allowed: env.categories=auto, which takes those of the weights",
+        "allowed: the environment of the weights; env.categories=auto takes their categories",
     ]
-    with pytest.raises(UsageError, match=r"observation obs\.cell is missing here$"):
+    with pytest.raises(UsageError, match=r"observation obs\.cell is missing here"):
         probed_for_weights(GRID, replace(GRID, obs_keys=["image"]))
