@@ -269,14 +269,14 @@ def serve(descriptor: int) -> NoReturn:
         data, descriptors, *_ = socket.recv_fds(requests, _MOST_BYTES, 4)
         if not data:
             sys.exit()
-        *streams, told = descriptors
+        *streams, answer = descriptors
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _become_command(pickle.loads(data), streams)
-        running[pid] = told
-        os.write(told, pid.to_bytes(8, "little"))
+        running[pid] = answer
+        os.write(answer, pid.to_bytes(8, "little"))
         for stream in streams:
             os.close(stream)
 
@@ -285,10 +285,10 @@ def _report_ends(running: dict[int, int]) -> None:
     for pid in list(running):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            told, code = running.pop(pid), os.waitstatus_to_exitcode(status)
+            answer, code = running.pop(pid), os.waitstatus_to_exitcode(status)
             with contextlib.suppress(BrokenPipeError):
-                os.write(told, code.to_bytes(8, "little", signed=True))
-            os.close(told)
+                os.write(answer, code.to_bytes(8, "little", signed=True))
+            os.close(answer)
 
 
 def _become_command(request: _Request, streams: Sequence[int]) -> NoReturn:

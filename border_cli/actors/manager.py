@@ -150,7 +150,9 @@ class ActorManager:
             self.stopped = True
             self.status.request_stop()
             ends = [actor.end for actor in self.actors]
-            run_all([self._wait_for_exits, *ends, self._release, self.link.close])
+            # Their tracebacks refer to this object, which holds the memory.
+            self._lost = self._first_cause = None
+            run_all([self._wait_for_exits, *ends, self.status.close, self.link.close])
         return self.stats()
 
     def _enough_started(self, group: Sequence[ActorHandle]) -> bool:
@@ -193,9 +195,6 @@ class ActorManager:
             what += f": given up after {restarts}, {left} of {self.n_actors} actors left"
         else:
             what += f": restart {loss.restart} of {c.restarts} in {loss.delay_s:g} s"
-        self._report(cause, what)
-
-    def _report(self, cause: ActorLostError, what: str) -> None:
         _logger.warning("%s", what)
         if cause.details and self._is_new(cause):
             _logger.info("the actor's own traceback:\n%s", cause.details)
@@ -224,10 +223,6 @@ class ActorManager:
             if not actor.exited():
                 _logger.warning("%s did not exit (%s) and is killed", actor.name, actor.doing)
                 actor.kill()
-
-    def _release(self) -> None:
-        self._lost = self._first_cause = None  # their tracebacks refer to this object, which holds the memory
-        self.status.close()
 
 
 _COUNTS = ("incarnation", "env_steps", "episodes")

@@ -186,7 +186,7 @@ class RayChild:
         self._link = link
         self._status = status
         self._sent = setup.published  # number of the last publication that was sent
-        self._told: tuple[object, ...] = ()  # credit and stop of the last call
+        self._last_orders: tuple[object, ...] = ()  # credit and stop of the last call
         self._wants_state = False
         self._chunks: list[Chunk] = []
         self.call: Any = None
@@ -246,14 +246,14 @@ class RayChild:
         """Call the actor, if no call is under way and there is something to tell, or the pause is over."""
         status, newest = self._status, self._link.models.publications
         now = status.credit, status.stop_requested
-        is_new = now != self._told or self._wants_state or newest > self._sent
+        is_new = now != self._last_orders or self._wants_state or newest > self._sent
         if self._ended or self.call is not None or not (is_new or self._pause.passed):
             return
         credit, stop = now
         models = self._link.models_after(self._sent)
-        told = credit, status.global_env_steps, stop, self._wants_state
-        self.call = self._actor.collect.remote(*told, *models)
-        self._told, self._wants_state, self._sent = now, False, newest
+        orders = credit, status.global_env_steps, stop, self._wants_state
+        self.call = self._actor.collect.remote(*orders, *models)
+        self._last_orders, self._wants_state, self._sent = now, False, newest
 
     def exited(self) -> bool:
         """Whether the actor has ended, and all that it has sent is here, or is lost."""

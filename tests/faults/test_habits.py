@@ -189,7 +189,7 @@ def test_j7_j10_children_have_the_variables_and_cpus_of_the_learner_and_seeds_of
 def train_without_a_home() -> int:
     """Entry point of a user who has no home folder."""
     del os.environ["HOME"], os.environ["XDG_CACHE_HOME"]
-    pwd.getpwuid = lambda _: {}["nobody"]  # type: ignore[assignment]
+    pwd.getpwuid = lambda _: {}["no user"]  # type: ignore[assignment]
     return entry.train()
 
 

@@ -130,8 +130,8 @@ class Store:
             options=lambda **_: SimpleNamespace(remote=lambda _: SimpleNamespace(collect=collect))
         )
 
-    def _call(self, *told: Any) -> int:
-        self.calls.append(told)
+    def _call(self, *orders: Any) -> int:
+        self.calls.append(orders)
         return len(self.calls)
 
     def put(self, info: Any) -> int:
