@@ -9,26 +9,37 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.actors.sampler import Sampler
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.dqn.agent import make_agent
+from border_cli.agents.config import NetworkConfig
 from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
+from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
+from border_cli.config.registry import AGENTS
 from border_cli.config.schema import BufferConfig, EnvConfig
-from border_cli.core.protocols import ReplayBuffer
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.n_step import NStepProcessor
-from tests.faults.amounts import sampled
+from tests.faults.amounts import sampled, times
+from tests.rows import sampler_of
 
 GAMMA = 0.5
+OPT_STEPS = times(900, 2000)
+pytestmark = pytest.mark.learning
 
 
-class Probe(gymnasium.Env[np.ndarray, int]):
-    """Base class: an observation (1,), two actions."""
+class Probe(gymnasium.Env[Any, Any]):
+    """Base class: an observation (1,), and two actions or a continuous one between -1 and 3."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, continuous: bool) -> None:
+        self.continuous = continuous
+        box = gymnasium.spaces.Box(-1.0, 3.0, (1,), np.float32)
+        self.action_space = box if continuous else gymnasium.spaces.Discrete(2)
+
+    def merit(self, action: Any) -> float:
+        """Action 1 gives 1 and action 0 gives -1; the best continuous action, 0.5, gives 2."""
+        return 2.0 - 0.5 * float(action[0] - 0.5) ** 2 if self.continuous else 2.0 * action - 1.0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
@@ -43,7 +54,7 @@ class Probe(gymnasium.Env[np.ndarray, int]):
 class ConstantReward(Probe):
     """Reward 1, one step."""
 
-    def step(self, action: int) -> tuple[Any, ...]:
+    def step(self, action: Any) -> tuple[Any, ...]:
         return self.observe(), 1.0, True, False, {}
 
 
@@ -53,7 +64,7 @@ class RewardByObservation(Probe):
     def observe(self) -> np.ndarray:
         return np.array([self.sign], np.float32)
 
-    def step(self, action: int) -> tuple[Any, ...]:
+    def step(self, action: Any) -> tuple[Any, ...]:
         return self.observe(), self.sign, True, False, {}
 
 
@@ -65,15 +76,15 @@ class TinySignal(Probe):
     def observe(self) -> np.ndarray:
         return np.array([1000.0 * self.np_random.normal(), 0.001 * self.sign], np.float32)
 
-    def step(self, action: int) -> tuple[Any, ...]:
+    def step(self, action: Any) -> tuple[Any, ...]:
         return self.observe(), self.sign, True, False, {}
 
 
 class RewardByAction(Probe):
-    """Action 1 gives 1, action 0 gives -1."""
+    """Reward is the merit of the action, one step."""
 
-    def step(self, action: int) -> tuple[Any, ...]:
-        return self.observe(), 2.0 * action - 1.0, True, False, {}
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return self.observe(), self.merit(action), True, False, {}
 
 
 class TwoSteps(Probe):
@@ -82,7 +93,7 @@ class TwoSteps(Probe):
     def observe(self) -> np.ndarray:
         return np.array([float(self.t)], np.float32)
 
-    def step(self, action: int) -> tuple[Any, ...]:
+    def step(self, action: Any) -> tuple[Any, ...]:
         self.t += 1
         return self.observe() * (self.t < 2), float(self.t == 2), self.t == 2, False, {}
 
@@ -90,97 +101,116 @@ class TwoSteps(Probe):
 class Endless(Probe):
     """Reward 1 at every step, truncated after the first, so the value is that of an endless episode."""
 
-    def step(self, action: int) -> tuple[Any, ...]:
+    def step(self, action: Any) -> tuple[Any, ...]:
         return self.observe(), 1.0, False, True, {}
 
 
 class ActionOfBefore(Probe):
-    """The second step's reward is 1 if the first step's action was 1, else -1."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        self.past = 0
-        return super().reset(seed=seed, options=options)
+    """The second step's reward is the merit of the first step's action, which it observes: 0 to 1, after -1."""
 
     def observe(self) -> np.ndarray:
-        return np.array([0.0 if self.t == 0 else 2.0 * self.past - 1.0], np.float32)
+        if self.t == 0:
+            return np.array([-1.0], np.float32)
+        return np.array([(self.first[0] + 1) / 4 if self.continuous else float(self.first)], np.float32)
 
-    def step(self, action: int) -> tuple[Any, ...]:
+    def step(self, action: Any) -> tuple[Any, ...]:
         self.t += 1
-        self.past = action if self.t == 1 else self.past
-        return self.observe(), (2.0 * self.past - 1.0) * (self.t == 2), self.t == 2, False, {}
+        self.first = action if self.t == 1 else self.first
+        return self.observe(), self.merit(self.first) * (self.t == 2), self.t == 2, False, {}
 
 
 SMALL: dict[str, Any] = {"lr": 3e-3, "hidden": [32], "batch_size": 32, "gamma": GAMMA, "target_interval": 20}
-RANDOM: dict[str, Any] = {"epsilon_start": 1.0, "epsilon_final": 1.0}
-CATEGORICAL: dict[str, Any] = {"atoms": 51, "v_min": -2.5, "v_max": 2.5}
-VARIANTS: dict[str, DqnConfig] = {
-    "dqn": DqnConfig(**SMALL, **RANDOM),
-    "dqn, normalized": DqnConfig(**SMALL, **RANDOM, normalize_obs=True),
-    "dqn, single, dueling": DqnConfig(**SMALL, **RANDOM, double=False, dueling=True),
-    "c51": C51Config(**SMALL, **RANDOM, **CATEGORICAL),
-    "qrdqn": QrDqnConfig(**SMALL, **RANDOM, quantiles=8),
-    "iqn": IqnConfig(**SMALL, **RANDOM, quantiles=8, target_quantiles=8, act_quantiles=8, cosines=16),
-    # Noisy layers alone would not try all actions within so few env steps, so all actions are random (ε = 1).
-    "rainbow": RainbowConfig(**SMALL, **RANDOM, **CATEGORICAL, noisy_std=0.1, exploration="epsilon"),
+# Noisy layers alone would not try all actions within so few env steps, so all actions are random (ε = 1).
+RANDOM: dict[str, Any] = SMALL | {"epsilon_start": 1.0, "epsilon_final": 1.0, "exploration": "epsilon"}
+ATOMS: dict[str, Any] = {"atoms": 51, "v_min": -2.5, "v_max": 2.5}
+ACTOR: dict[str, Any] = {"lr": 2e-3, "hidden": [64, 64], "batch_size": 64, "gamma": GAMMA}
+ACTOR |= {"target_tau": 0.05, "random_env_steps": 10**9}
+DISCRETE: dict[str, NetworkConfig] = {
+    "dqn": DqnConfig(**RANDOM),
+    "dqn, normalized": DqnConfig(**RANDOM, normalize_obs=True),
+    "dqn, single, dueling": DqnConfig(**RANDOM, double=False, dueling=True),
+    "c51": C51Config(**RANDOM, **ATOMS),
+    "qrdqn": QrDqnConfig(**RANDOM, quantiles=8),
+    "iqn": IqnConfig(**RANDOM, quantiles=8, target_quantiles=8, act_quantiles=8, cosines=16),
+    "rainbow": RainbowConfig(**RANDOM, **ATOMS, noisy_std=0.1),
+}
+CONTINUOUS: dict[str, NetworkConfig] = {
+    "sac": SacConfig(**ACTOR, entropy_coef=0.0),  # otherwise the values would include entropy
+    "td3": Td3Config(**ACTOR),
+    # dropping quantiles would bias the values
+    "tqc": TqcConfig(**ACTOR, entropy_coef=0.0, quantiles=3, drop_quantiles=0),
 }
 PRIORITIZED = ("rainbow", "dqn, single, dueling")
 
 
-def fill(env: GymEnv, agent: NetworkAgent, buffer: ReplayBuffer, n_step: int, steps: int) -> None:
-    """Push the rows of `steps` env steps in each of two environments."""
-    processor = NStepProcessor(env.spec, 2, n_step, GAMMA)
-    sampler = Sampler(env, agent, processor, lambda env, episode: None if episode else env + 1)
-    sampler.begin()
-    for _ in range(steps):
+def trained(variant: str, env_class: str, n_step: int = 1) -> NetworkAgent:
+    """Return an agent that has learned from random actions."""
+    torch.set_num_threads(1)
+    is_continuous = variant in CONTINUOUS
+    config = (CONTINUOUS if is_continuous else DISCRETE)[variant]
+    kwargs = {"continuous": is_continuous}
+    env = GymEnv(EnvConfig(entry_point=f"{__name__}:{env_class}", kwargs=kwargs), 2)
+    agent: NetworkAgent = AGENTS[config.type].load().make_agent(config, env.spec, seed=1)
+    rows = PrioritizedConfig(beta_opt_steps=OPT_STEPS) if variant in PRIORITIZED else BufferConfig()
+    rows.capacity = 4000
+    buffer = make_buffer(rows, env.spec, seed=1)
+    sampler = sampler_of(env, agent, NStepProcessor(env.spec, 2, n_step, GAMMA))
+    for _ in range(800 if is_continuous else 200):
         items = sampler.sample([0, 1], 0)
         if len(items["n_steps"]):
             buffer.push(items)
-
-
-def trained(variant: str, env_class: str, n_step: int) -> NetworkAgent:
-    torch.set_num_threads(1)
-    env = GymEnv(EnvConfig(entry_point=f"{__name__}:{env_class}"), 2)
-    agent = make_agent(VARIANTS[variant], env.spec, seed=1)
-    config = BufferConfig(capacity=2000)
-    if variant in PRIORITIZED:
-        config = PrioritizedConfig(capacity=2000, beta_opt_steps=1500)
-    buffer = make_buffer(config, env.spec, seed=1)
-    fill(env, agent, buffer, n_step, 200)
-    for _ in range(1500):
+    for _ in range(OPT_STEPS):
         agent.opt(buffer)
+    agent.eval()
     return agent
 
 
-def values(agent: NetworkAgent, *observation: float) -> list[float]:
-    policy: Any = agent.policy
-    return [float(v) for v in policy.action_values({"obs": np.array([observation], np.float32)})[0]]
+def values(agent: Any, *observation: float) -> list[float]:
+    """Return the value of each action, or that of the policy's action."""
+    obs = {"obs": np.array([observation], np.float32)}
+    if hasattr(agent.policy, "action_values"):
+        return [float(v) for v in agent.policy.action_values(obs)[0]]
+    with torch.no_grad():
+        action = torch.from_numpy(agent.sample(obs))
+        return [float(agent.algorithm.networks.critics({"obs": torch.from_numpy(obs["obs"])}, action).mean())]
 
 
-EXPECTED: dict[str, dict[float, tuple[float, float]]] = {
-    "ConstantReward": {0.0: (1.0, 1.0)},
-    "RewardByObservation": {1.0: (1.0, 1.0), -1.0: (-1.0, -1.0)},
-    "RewardByAction": {0.0: (-1.0, 1.0)},
-    "ActionOfBefore": {0.0: (-GAMMA, GAMMA), 1.0: (1.0, 1.0), -1.0: (-1.0, -1.0)},
-    "TwoSteps": {0.0: (GAMMA, GAMMA), 1.0: (1.0, 1.0)},
-    "Endless": {0.0: (1 / (1 - GAMMA), 1 / (1 - GAMMA))},
+EXPECTED: dict[str, dict[float, list[float]]] = {
+    "ConstantReward": {0.0: [1.0, 1.0]},
+    "RewardByObservation": {1.0: [1.0, 1.0], -1.0: [-1.0, -1.0]},
+    "RewardByAction": {0.0: [-1.0, 1.0]},
+    "ActionOfBefore": {-1.0: [-GAMMA, GAMMA], 1.0: [1.0, 1.0], 0.0: [-1.0, -1.0]},
+    "TwoSteps": {0.0: [GAMMA, GAMMA], 1.0: [1.0, 1.0]},
+    "Endless": {0.0: [1 / (1 - GAMMA)] * 2},
 }
+BEST: dict[str, dict[float, list[float]]] = {
+    "RewardByAction": {0.0: [2.0]},
+    "ActionOfBefore": {-1.0: [2.0 * GAMMA]},
+}
+"""Values of the best continuous action, which is 0.5; elsewhere all actions have the same."""
 N_STEPS = {"dqn": (1, 3), "rainbow": (3,)}
-CASES = [(variant, env, n) for variant in VARIANTS for env in EXPECTED for n in N_STEPS.get(variant, (1,))]
+CASES = [(variant, env, n) for variant in DISCRETE for env in EXPECTED for n in N_STEPS.get(variant, (1,))]
+CONTINUOUS_CASES = [(variant, env, 1) for env in EXPECTED for variant in CONTINUOUS]
 
 
-@pytest.mark.learning
-@pytest.mark.parametrize(("variant", "env_class", "n_step"), sampled(CASES, len(EXPECTED)))
+@pytest.mark.parametrize(
+    ("variant", "env_class", "n_step"), [*sampled(CASES, 6), *sampled(CONTINUOUS_CASES, 6)]
+)
 def test_values_within_five_percent(variant: str, env_class: str, n_step: int) -> None:
-    agent = trained(variant, env_class, n_step)
-    for observation, wanted in EXPECTED[env_class].items():
+    agent, expected = trained(variant, env_class, n_step), EXPECTED[env_class]
+    if variant in CONTINUOUS:
+        expected = BEST.get(env_class) or {obs: q[:1] for obs, q in expected.items()}
+    for observation, wanted in expected.items():
         assert values(agent, observation) == pytest.approx(wanted, rel=0.05), observation
+        if variant in CONTINUOUS and env_class in BEST:
+            chosen = agent.sample({"obs": np.array([[observation]], np.float32)}).item()
+            assert chosen == pytest.approx(0.5, abs=0.2)
 
 
-@pytest.mark.learning
 def test_only_with_normalised_observations_a_component_of_a_small_scale_is_learned() -> None:
     errors = {}
     for variant in ("dqn", "dqn, normalized"):
-        agent = trained(variant, "TinySignal", 1)
-        found = [values(agent, large, 0.001 * sign)[0] for sign in (1, -1) for large in (-500.0, 0.0, 500.0)]
-        errors[variant] = float(np.abs(np.array(found) - ([1.0] * 3 + [-1.0] * 3)).max())
+        agent = trained(variant, "TinySignal")
+        q = [values(agent, large, 0.001 * sign)[0] for sign in (1, -1) for large in (-500.0, 0.0, 500.0)]
+        errors[variant] = float(np.abs(np.array(q) - ([1.0] * 3 + [-1.0] * 3)).max())
     assert errors["dqn"] > 0.5 and errors["dqn, normalized"] < 0.1, errors
