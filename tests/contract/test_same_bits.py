@@ -162,9 +162,9 @@ def test_g1_another_process_with_other_hashes_of_strings_has_the_same_bits(folde
         check=True,
         timeout=400,
     )
-    there = Run(folder / "there")
-    assert here.json("provenance.json")["run_id"] != there.json("provenance.json")["run_id"]
-    assert_same_bits(here, there)
+    elsewhere = Run(folder / "there")
+    assert here.json("provenance.json")["run_id"] != elsewhere.json("provenance.json")["run_id"]
+    assert_same_bits(here, elsewhere)
 
 
 def test_a_resume_with_a_larger_budget_keeps_beta_opt_steps(folder: Path) -> None:
