@@ -19,8 +19,8 @@ from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.n_step import NStepProcessor
+from tests.fakes import sampler_of
 from tests.faults.amounts import sampled, times
-from tests.rows import sampler_of
 
 GAMMA = 0.5
 OPT_STEPS = times(900, 2000)
