@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     check_words(argv, "border-bench")
     parser = Parser("border-bench", composes=True)
     flags, rest = parser.read(argv)
-    if parser.answers(flags, rest):
+    if parser.answers(flags):
         return
     overrides = parse_overrides(rest)
     typed = override_values(overrides)

@@ -15,8 +15,8 @@ from functools import partial
 def _run(module: str, early: bool = False) -> int:
     """Call the command of a module. early: start the fork server first. Returns the exit code."""
     name = "main"
-    if [arg[:6] for arg in sys.argv[1:]] == ["-sc", "query="] and module in ("train", "bench"):
-        module, name = "help", "answer"  # which imports little
+    if sys.argv[1:2] == ["-sc"] and module in ("train", "bench"):
+        module, name = "help", "complete"  # which imports little
     # A run has handlers of its own; these are for the time before and after. Process 1 of a container has no default
     # action. A parent process may have had SIGINT ignored: that stays.
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):

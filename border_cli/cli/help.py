@@ -9,7 +9,6 @@ import glob
 import itertools
 import json
 import os
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field
@@ -18,7 +17,7 @@ from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from border_cli.cli.command import read_page, show
+from border_cli.cli.command import command, read_page, show
 from border_cli.config.convert import describe_range, known_fields, known_keys, to_plain
 from border_cli.config.presets import NONE, conf_dir, env_ids, shipped, tuned_for, variants
 from border_cli.config.registry import TABLES, import_installed_plugins
@@ -39,7 +38,7 @@ _MOST_USED = (
 )
 
 
-_FLAGS = ("--help", "--version", "--multirun", "--cfg", "--config-dir", "--shell-completion")
+_FLAGS = ("--help", "--version", "--multirun", "--cfg", "--config-dir")
 _BOOLEAN = ("true", "false")
 _BESIDE = {
     "sweep.slots": ("auto",),
@@ -133,20 +132,15 @@ def _wrapped(text: str, indent: int) -> list[str]:
 # -- completion ----------------------------------------------------------
 
 
-def answer() -> int:
-    """Answer a shell that completes border-train or border-bench. Returns the exit code."""
-    import_installed_plugins()
-    complete(sys.argv[2:])
-    return 0
-
-
-def complete(request: Sequence[str]) -> None:
-    """Set up completion in a shell, or answer one, by COMP_LINE. Raises UsageError for a request that is not Hydra's."""
-    action, _, shell = " ".join(request).partition("=")
+@command
+def complete(argv: Sequence[str]) -> None:
+    """The flag -sc of border-train and border-bench: set up completion in a shell, or answer one, by COMP_LINE."""
+    action, _, shell = " ".join(argv[1:]).partition("=")
     if action not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
         shells = [f"-sc install={shell}" for shell in ("bash", "zsh", "fish")]
         raise UsageError("-sc sets up completion in a shell", allowed=shells)
     if action == "query":
+        import_installed_plugins()
         show("\n".join(suggestions(os.environ.get("COMP_LINE", ""))))
     else:
         from hydra._internal.hydra import Hydra

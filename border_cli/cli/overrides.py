@@ -17,7 +17,6 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.errors import OverrideParseException
 
 from border_cli.cli.command import read_page, show
-from border_cli.cli.help import complete
 from border_cli.config.convert import (
     all_keys,
     known_fields,
@@ -35,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """argparse for flags; settings of the form `key=value` are read as values of the configuration are.
 
     settings: a dataclass of options, None for a command without settings · overrides: beginnings of the arguments that
-    `read_paths` takes for overrides · composes: whether the command composes a configuration; its flags can be completed.
+    `read_paths` takes for overrides · composes: whether the command composes a configuration, with --config-dir.
     """
 
     def __init__(
@@ -53,19 +52,14 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="store_true")
         if composes:
             self.add_argument("--config-dir", "-cd")
-            self.add_argument("--shell-completion", "-sc", action="store_true")
 
-    def answers(self, flags: argparse.Namespace, rest: Sequence[str] = ()) -> bool:
-        """Show the help page, the version, or what completes a word, if one of them is asked for; whether one was."""
+    def answers(self, flags: argparse.Namespace) -> bool:
+        """Show the help page or the version, if one of them is asked for; whether one was."""
         if flags.help:
             show(read_page(self.prog.removeprefix("border-")))
         elif flags.version:
             show(f"border-cli {version('border-cli')}")
-        elif getattr(flags, "shell_completion", False):
-            complete(rest)
-        else:
-            return False
-        return True
+        return bool(flags.help or flags.version)
 
     def read(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags and settings, and the remaining arguments in order. Raises UsageError for an unknown flag."""

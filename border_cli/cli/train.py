@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     modes.add_argument("--multirun", "-m", action="store_true")
     modes.add_argument("--cfg", "-c", choices=["job"])
     flags, rest = parser.read(argv)
-    if not flags.help and parser.answers(flags, rest):
+    if not flags.help and parser.answers(flags):
         return ExitCode.DONE
     _check_flags(flags, argv)
     groups = [arg for arg in rest if arg in GROUPS] if flags.help else []

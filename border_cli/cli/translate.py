@@ -22,7 +22,6 @@ from border_cli.core.errors import UsageError
 
 _FLAGS = {"-m": 0, "--multirun": 0, "--version": 0, "-c": 1, "--cfg": 1, "-cd": 1, "--config-dir": 1}
 """Our flags, each with the number of its values."""
-_PAGES = ("-h", "--help", "-sc", "--shell-completion")
 _OWN_FILES = ("--config-dir", "-cd", "plugins=", "hydra.searchpath=")
 """With these, options and keys may be the user's own."""
 _BEGINNINGS = ("hydra", "sweep.", "preset.", "env.kwargs.", "resume=", "trust=", "~")
@@ -36,7 +35,7 @@ _ATARI = re.compile(r"(ALE/)?(?P<game>[A-Z]\w*?)(NoFrameskip|Deterministic)?(-v\
 
 def check_words(argv: Sequence[str], command: str) -> None:
     """Raise UsageError with the whole command in our words, if some are those of another tool."""
-    if any(word.startswith(_PAGES) for word in argv):
+    if {"-h", "--help"} & set(argv):
         return
     translation = _Translation(argv)
     if translation.foreign:

@@ -23,7 +23,7 @@ from omegaconf import open_dict
 
 from border_cli.cli.command import command
 from border_cli.cli.compose import Composer
-from border_cli.cli.help import suggestions
+from border_cli.cli.help import complete, suggestions
 from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.report import main as report
 from border_cli.cli.train import main
@@ -140,8 +140,10 @@ def test_torch_is_imported_for_a_run_alone_and_never_its_compiler(tmp_path, monk
     monkeypatch.setenv("COMP_LINE", "border-train env=lun")
     run = ["agent=rainbow", "env=cartpole", "preset=none", "trainer=sync", "trainer.max_opts=1"]
     program = (
-        "import sys; from border_cli.cli import eval, train\n"
-        "for args in ['--help'], ['--cfg', 'job'], ['-sc', 'query=fish'], ['agent.lrr=1']: train.main(args)\n"
+        "import sys; from border_cli.cli import help\n"
+        "help.complete(['-sc', 'query=fish']); assert 'hydra' not in sys.modules\n"
+        "from border_cli.cli import eval, train\n"
+        "for args in ['--help'], ['--cfg', 'job'], ['agent.lrr=1']: train.main(args)\n"
         "eval.main(['--help']); eval.main(['nowhere'])\n"
         "assert not sys.modules.keys() & {'torch', 'gymnasium', 'tensorboard'}\n"
         f"assert train.main({run!r}) == 0\n"
@@ -178,9 +180,9 @@ def test_the_shell_completes(line, expected, tmp_path, monkeypatch):
 
 def test_completion_is_installed_by_hydras_scripts(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["border-train"])
-    assert main(["-sc", "install=bash"]) == 0
+    assert complete(["-sc", "install=bash"]) == 0
     assert "-F hydra_bash_completion border-train" in capsys.readouterr().out
-    assert main(["-sc", "install=csh"]) == 2
+    assert complete(["-sc", "install=csh"]) == 2
     assert "allowed: -sc install=bash" in capsys.readouterr().err
 
 
