@@ -47,24 +47,22 @@ def evaluate(evaluator: ProcessEvaluator, weight: int = 1, version: int = 10) ->
     ("fault", "cause"),
     [
         ("die", "evaluator was killed by SIGKILL (it was evaluating opt step 10)"),
-        ("stop", "evaluator gave no sign of life for 1 s (it was evaluating opt step 10)"),
         ("hang", "evaluator gave no sign of life for 1 s (it was evaluating opt step 10)"),
         ("raise", "evaluator failed: RuntimeError: the evaluation's environment has a fault"),
         ("lose", "the evaluation failed while stepping"),
-        ("exit", "evaluator failed: SystemExit: 7"),
     ],
 )
 def test_the_next_process_evaluates_the_model_again_and_restarts_are_refilled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, cause: str
 ) -> None:
-    silent_s = SILENT_S if fault in ("stop", "hang") else 60.0
+    silent_s = SILENT_S if fault == "hang" else 60.0
     with beside(spec_of(make_faulty_env, 2, tmp_path, fault), silent_s, restarts=5) as evaluator:
         for version in (10, 20) if fault == "die" else (10,):
             put_marks(tmp_path, 1)
             assert evaluate(evaluator, 1, version) == expected(1, version, SEEDS)
         assert evaluate(evaluator, 2, 30) == expected(2, 30, SEEDS)
     assert f"{cause}; it is started again in 1 s (1 of 5)" in caplog.messages
-    assert "(2 of 5)" not in caplog.text or fault in ("stop", "hang")
+    assert "(2 of 5)" not in caplog.text or fault == "hang"
 
 
 def test_d8_without_restarts_left_the_error_has_the_traceback_and_the_cause(tmp_path: Path) -> None:

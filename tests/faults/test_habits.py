@@ -110,19 +110,9 @@ def test_j1_a_forked_worker_of_the_learner_holds_no_lock(tmp_path: Path) -> None
             os.kill(worker, signal.SIGKILL)
 
 
-def test_j2_an_environment_may_print_a_megabyte_in_each_episode(
-    workplace: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = run_here(workplace, "prints").path
-    assert MOST_OUTPUT <= (folder / "output.log").stat().st_size <= MOST_OUTPUT + 50_000
-    assert "bytes left out, which end with" in (folder / "output.log").read_text()
-    assert "xxx" not in "".join(capfd.readouterr())
-    assert (folder / "train.log").stat().st_size < 50_000
-
-
 # tests/unit/test_output.py has both readers, without a run
 @pytest.mark.parametrize("reader", sampled(["sleep 1000", "head -1"], 2))
-def test_j3_prints_do_not_end_a_run_whose_reader_stops_or_closes(tmp_path: Path, reader: str) -> None:
+def test_j2_j3_prints_do_not_end_a_run_whose_reader_stops_or_closes(tmp_path: Path, reader: str) -> None:
     ours, theirs = os.pipe()
     with subprocess.Popen(reader.split(), stdin=ours, stdout=subprocess.DEVNULL) as reading:
         os.close(ours)
@@ -131,6 +121,8 @@ def test_j3_prints_do_not_end_a_run_whose_reader_stops_or_closes(tmp_path: Path,
             assert command.end() == 0
         reading.kill()
     assert command.run.counts[0] == 60
+    assert MOST_OUTPUT <= (command.run.path / "output.log").stat().st_size <= MOST_OUTPUT + 50_000
+    assert (command.run.path / "train.log").stat().st_size < 50_000
 
 
 SEVERAL = ("evaluator.n_envs=2", "actor_manager.envs_per_actor=2")

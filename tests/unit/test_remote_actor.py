@@ -43,7 +43,7 @@ def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> N
     link = link_to(store)
     newest = model(2)
     link.models.publish(newest)
-    newest.arrays["weight"][:] = 99.0  # the learner goes on
+    newest.arrays["weight"][:] = 99.0  # the learner continues
     assert link.models_after(0) == ["ref 2"]
     assert link.models_after(0) == ["ref 2"]
     assert (put, link.models_after(2), link.models.publications) == ([2], [], 2)
