@@ -155,8 +155,6 @@ def strike(fault: str) -> None:
             raise RuntimeError("the evaluation's environment has a fault") from KeyError("what came first")
         case "lose":
             raise ActorLostError("the evaluation failed while stepping", "its own traceback")
-        case "exit":
-            raise SystemExit(7)
 
 
 def make_env(made: Callable[[], None], n_envs: int, truncating: bool) -> SeededEnv:
