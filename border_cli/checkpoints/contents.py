@@ -16,8 +16,9 @@ Nothing in a checkpoint depends on the clock, the host, a path or a process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from safetensors import numpy as safetensors
 from border_cli.checkpoints import store
 from border_cli.core.errors import first_line
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import Block, RunState, State, from_json, to_json
+from border_cli.core.state import Block, RunState, State, check_like, from_json, to_json
 from border_cli.core.types import Evaluation, ModelInfo
 
 BEST = "best"
@@ -146,20 +147,15 @@ def _score_data(score: Evaluation) -> dict[str, Any]:
 def read_model(path: Path) -> SavedModel:
     """The model of a checkpoint, or of best/. The replay is not verified. Raises InvalidCheckpointError."""
     manifest, files = store.read(path, ("model",), by_size=(REPLAY,))
-    data = _json(path, files, "model.json")
-    try:
-        if not isinstance(data["agent"], dict) or not isinstance(data["env"], dict):
+    with _reading(path, "model.json"):
+        data = _json(path, files, "model.json")
+        agent, env, plugins = (data[key] for key in ("agent", "env", "plugins"))
+        check_like(State({}, {"plugins": plugins}), State({}, {"plugins": [""]}), "the model")
+        if not isinstance(agent, dict) or not isinstance(env, dict):
             raise ValueError("agent and env are not sections of a configuration")
-        if not isinstance(data["plugins"], list) or not all(
-            isinstance(name, str) for name in data["plugins"]
-        ):
-            raise ValueError("plugins is not a list of names")
-        spec = EnvSpec.from_json(data["spec"])
         if data["opt_steps"] != manifest.opt_steps:
             raise ValueError(f"it is of opt step {data['opt_steps']}, its manifest of {manifest.opt_steps}")
-    except (KeyError, TypeError, ValueError) as e:
-        raise _unreadable(path, "model.json", e) from e
-    description = ModelDescription(data["agent"], data["env"], spec, tuple(data["plugins"]))
+        description = ModelDescription(agent, env, EnvSpec.from_json(data["spec"]), tuple(plugins))
     arrays = _arrays(path, files, "model.safetensors")
     return SavedModel(description, ModelInfo(manifest.opt_steps, arrays))
 
@@ -173,12 +169,10 @@ def read_training(path: Path) -> State | None:
 def read_scores(path: Path) -> tuple[Evaluation, Evaluation | None]:
     """Score and regular evaluation of the model in best/, as `best_files` got them. Raises InvalidCheckpointError."""
     _, files = store.read(path, ("score",))
-    data = _json(path, files, "score.json")
-    try:
+    with _reading(path, "score.json"):
+        data = _json(path, files, "score.json")
         regular = Evaluation.from_json(data["regular"]) if "regular" in data else None
         return Evaluation.from_json(data), regular
-    except ValueError as e:
-        raise _unreadable(path, "score.json", e) from e
 
 
 def read_run_state(path: Path, with_replay: bool) -> RunState:
@@ -215,21 +209,17 @@ def _state(path: Path, files: Mapping[str, bytes], part: str) -> State:
 
 def _json(path: Path, files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """The object in a file of the checkpoint. Raises InvalidCheckpointError."""
-    try:
+    with _reading(path, name):
         data = from_json(_content(path, files, name))
-    except ValueError as e:
-        raise _unreadable(path, name, e) from e
-    if not isinstance(data, dict):
-        raise _unreadable(path, name, ValueError("it does not contain an object"))
-    return data
+        if not isinstance(data, dict):
+            raise ValueError("it does not contain an object")
+        return data
 
 
 def _arrays(path: Path, files: Mapping[str, bytes], name: str) -> dict[str, Array]:
     """The arrays in a file of the checkpoint, as copies that can be written to. Raises InvalidCheckpointError."""
-    try:
+    with _reading(path, name):
         return {key: array.copy() for key, array in safetensors.load(_content(path, files, name)).items()}
-    except (SafetensorError, KeyError, TypeError, ValueError) as e:
-        raise _unreadable(path, name, e) from e
 
 
 def _content(path: Path, files: Mapping[str, bytes], name: str) -> bytes:
@@ -238,6 +228,10 @@ def _content(path: Path, files: Mapping[str, bytes], name: str) -> bytes:
     return files[name]
 
 
-def _unreadable(path: Path, name: str, error: Exception) -> store.InvalidCheckpointError:
-    """The error of a file whose checksum fits, and whose content is not what it has to be."""
-    return store.InvalidCheckpointError(f"{path / name} cannot be read: {first_line(error)}")
+@contextlib.contextmanager
+def _reading(path: Path, name: str) -> Iterator[None]:
+    """Name the file whose checksum fits, and whose content is not what it has to be."""
+    try:
+        yield
+    except (SafetensorError, KeyError, TypeError, ValueError) as e:
+        raise store.InvalidCheckpointError(f"{path / name} cannot be read: {first_line(e)}") from e
