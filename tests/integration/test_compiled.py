@@ -238,20 +238,9 @@ def cached() -> set[Path]:
     return set(cache_folder().glob("dqn-*.pt2"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_cached"),
-    [
-        ({"target_interval": 7, "target_tau": 0.5, "lr_final": 0.5}, True),  # no opt step reads these values
-        ({"epsilon_start": 0.5, "epsilon_final": 0.3, "eval_epsilon": 0.1}, True),
-        ({"lr_schedule": "constant", "lr_opt_steps": None}, True),
-        ({"lr": 0.5}, False),
-    ],
-    ids=["target", "exploration", "schedule", "lr"],
-)
-def test_a_later_run_uses_the_cache_unless_an_opt_step_reads_other_values(
-    cached: set[Path], settings: dict[str, Any], is_cached: bool
-) -> None:
-    assert bool(with_cache(**settings).algorithm.graphs) is is_cached
+def test_a_later_run_uses_the_cache(cached: set[Path]) -> None:
+    assert with_cache(target_interval=7, lr_schedule="constant", lr_opt_steps=None).algorithm.graphs
+    assert not with_cache(lr=0.5).algorithm.graphs
     assert set(cache_folder().glob("dqn-*.pt2")) == cached
 
 
@@ -330,15 +319,23 @@ def test_only_what_pays_in_the_time_that_is_left_is_done(
     compiler.close()
 
 
-def test_without_a_cpp_compiler_opt_steps_are_traced_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("CXX", "/no/such/compiler")
+@pytest.mark.parametrize(
+    ("variable", "value", "reason", "traced"),
+    [
+        ("CXX", "/no/such/compiler", "there is no C++ compiler (/no/such/compiler)", {"traced"}),
+        ("XDG_CACHE_HOME", "/proc/cache", "/proc/cache: No such file or directory", set()),
+    ],
+)
+def test_where_opt_steps_cannot_be_compiled_they_are_traced_or_eager(
+    variable: str, value: str, reason: str, traced: set[str],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(variable, value)
     learner, compiler = compiled_learner(compiled="auto", waits=False, adam_eps=1e-5)
     learn_until_decided(learner)
-    assert set(compiler.graphs) == {"traced"}
+    assert set(compiler.graphs) == traced
     assert_learned_like_eager(learner, adam_eps=1e-5)
-    assert "opt steps are not compiled, there is no C++ compiler (/no/such/compiler)" in caplog.text
+    assert caplog.text.count(f"agent.compile: opt steps are not compiled, {reason}") == 1
 
 
 def test_the_waiting_ends_when_the_run_is_asked_to_stop() -> None:
@@ -371,16 +368,6 @@ RUN = (
 
 def log(run: Run) -> str:
     return (run.path / "train.log").read_text(encoding="utf-8")
-
-
-def test_a_run_goes_on_with_a_cache_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/cache")
-    run = train(*RUN)
-    assert run.counts[0] == 60
-    assert (
-        log(run).count("agent.compile: opt steps are not compiled, /proc/cache: No such file or directory")
-        == 1
-    )
 
 
 @full_tier

@@ -101,7 +101,16 @@ def test_a_graph_has_what_happens_below_autograd_and_the_tensors_of_others_as_co
     assert (result.item(), other_y.item()) == (18.0, 11.0)
 
 
-@pytest.mark.parametrize("settings", [{"gamma": 0.9}, {"reward_clip": 1.0}, {"lr": 0.5}])
-def test_code_is_kept_for_each_value_that_a_step_may_read(settings: dict[str, Any]) -> None:
-    """The step of a plugin's agent may compute its own targets."""
-    assert graph_path(job("dqn", **settings), 0) != graph_path(job("dqn"), 0)
+@pytest.mark.parametrize(
+    ("settings", "is_read"),
+    [
+        # the step of a plugin's agent may compute its own targets
+        *(({name: value}, True) for name, value in (("gamma", 0.9), ("reward_clip", 1.0), ("lr", 0.5))),
+        ({"target_interval": 7, "target_tau": 0.5}, False),
+        ({"epsilon_start": 0.5, "epsilon_final": 0.3, "eval_epsilon": 0.1}, False),
+        ({"lr_schedule": "linear", "lr_opt_steps": 400, "lr_final": 0.5}, False),
+    ],
+    ids=str,
+)
+def test_code_is_kept_for_each_value_that_a_step_may_read(settings: dict[str, Any], is_read: bool) -> None:
+    assert (graph_path(job("dqn", **settings), 0) != graph_path(job("dqn"), 0)) is is_read

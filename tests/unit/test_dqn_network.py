@@ -15,7 +15,6 @@ from border_cli.agents.dqn.network import Noise, QNetwork
 from border_cli.agents.nets import NoisyLinear, scaled_noise
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from tests.faults.amounts import sampled
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (4,), "float32"),)), ActionSpec("discrete", n=3))
 SWITCHES = list(product(HEADS, (False, True), (False, True)))
@@ -59,21 +58,6 @@ def test_every_combination_has_the_right_shape_and_a_gradient(
             continue
         assert weights.grad is not None
         assert (weights.grad != 0).float().mean() > 0.25, name
-
-
-@pytest.mark.parametrize(("head", "dueling", "noisy"), sampled(SWITCHES, 8))
-def test_every_combination_learns_a_constant(head: str, dueling: bool, noisy: bool) -> None:
-    c = config(head, dueling, noisy, v_min=0.0, v_max=4.0, lr=6e-3, target_interval=10)
-    algorithm = make_agent(c, SPEC, 0).algorithm
-    batch = TensorBatch(
-        observations(16), torch.arange(16) % 3, torch.full((16,), 2.5), torch.zeros(16),
-        torch.ones(16, dtype=torch.bool), observations(16, 1),
-    )  # fmt: skip
-    for number in range(300):
-        algorithm.opt_step(batch, number)
-    network = algorithm.networks.online
-    values = make_head(c).of(network).values(network(batch.obs)).gather(1, batch.action.unsqueeze(1))
-    assert values.squeeze(1).tolist() == pytest.approx([2.5] * 16, rel=0.05)
 
 
 def test_dueling_is_value_plus_advantage_without_its_mean() -> None:
