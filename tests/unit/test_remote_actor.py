@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,17 @@ from border_cli.runtime import ray_cluster
 from border_cli.runtime.transport import model_layout
 from border_cli.runtime.worker import Failed, Ready
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_this_process() -> Iterator[None]:
+    """A `RemoteActor` sends what its process logs to the learner. Its process is here that of the tests."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    logging.captureWarnings(False)
 
 
 def setup_of(capacity: int = 64, **actors: Any) -> RemoteSetup:
