@@ -81,13 +81,8 @@ def create_sweep(root: Path = RUNS) -> Path:
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold the run's lock. Raises UsageError at once while another process holds it. It ends with the process."""
-    path = run_dir / LOCK_FILE
-    try:
+    with _writing(path := run_dir / LOCK_FILE):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as e:
-        raise UsageError(
-            f"{shown(path)} cannot be written: {e.strerror}", allowed="a folder that you may write to"
-        ) from e
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
