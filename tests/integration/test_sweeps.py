@@ -238,7 +238,6 @@ def test_a_stop_ends_the_sweeper_of_a_plugin(tmp_path: Path) -> None:
         (["-m", "agent.lr=interval(0.1,0.2)"], "agent.lr=interval(0.1,0.2) is a search space"),
         (["agent.lr=interval(0.1,0.2)"], "allowed: -m hydra/sweeper=border_optuna, for tuning"),
         (["-m", "seed=range(10,1)"], "the sweep has no jobs: one of its ranges is empty"),
-        (["resume=other"], "allowed: one of its runs, or its command again"),
         (["hydra/sweeper=border_optuna"], "hydra/sweeper has no effect without -m"),
         (["-m", "hydra/sweeper=optunaa"], "there is no 'optunaa'"),
     ],
