@@ -65,7 +65,7 @@ def ray_settings(composed: Composed) -> RaySettings:
 class SweepRun:
     """One launch of a sweep.
 
-    launcher: Hydra's option · configs: by number of the job · begun: the jobs of this launch.
+    launcher: Hydra's option · configs: by number of the job · started: the jobs of this launch.
     """
 
     sweep: Sweep
@@ -76,7 +76,7 @@ class SweepRun:
     stop: StopFlag
     out: Output
     configs: dict[int, Composed] = field(default_factory=dict)
-    begun: list[Job] = field(default_factory=list)
+    started: list[Job] = field(default_factory=list)
     launcher_has_failed: bool = False
     executor: Executor | None = None
 
@@ -129,7 +129,7 @@ class SweepRun:
             again = f", {failed} of them failed (sweep.retry=true runs those again)" if failed else ""
             self.say(f"{counted(len(kept), 'job')} of {len(added)} ended in an earlier launch{again}")
         if left and not self.stop():
-            self.begun += left
+            self.started += left
             if self.launcher in OWN_LAUNCHERS:
                 self.drive(JobQueue(left), self.configs[left[0].number], n_jobs or len(left))
             else:
@@ -227,12 +227,12 @@ class SweepRun:
         lines.append(("next", self.continue_command if unfinished else f"border-report {folder}"))
         if any(job.state == FAILED for job in self.sweep.jobs):
             lines.append(("", "sweep.retry=true with the same command runs failed jobs again"))
-        if not self.begun and not unfinished:
+        if not self.started and not unfinished:
             lines.append(("", "all jobs of this sweep have ended; sweep.new=true starts a new one"))
         print_sweep_tables(self.console, self.sweep, [result.line for result in every])
         print_lines(self.console, *lines)
         otherwise = ExitCode.DEFECT if self.launcher_has_failed else ExitCode.DONE
-        return next((job.exit_code for job in self.begun if job.exit_code), int(otherwise))
+        return next((job.exit_code for job in self.started if job.exit_code), int(otherwise))
 
     def write_preset(self, job: Job, expect: str, name: str) -> str:
         """Write the configuration of a job as a preset: see `border_cli.cli.best_preset.write_preset`."""

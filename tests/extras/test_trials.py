@@ -136,26 +136,26 @@ def test_a_killed_tuning_finds_the_jobs_of_its_trials(
     monkeypatch.chdir(tmp_path)
     Path("sweep").mkdir()
     jobs = Jobs(Path("sweep"))
-    begun, make = [], jobs.make
+    known_jobs, make = [], jobs.make
 
     def killed(params: Mapping[str, str], more_seed: int) -> Job:
-        begun.append(make(params, more_seed))
-        if len(begun) == 2:
+        known_jobs.append(make(params, more_seed))
+        if len(known_jobs) == 2:
             raise KeyboardInterrupt
-        return begun[-1]
+        return known_jobs[-1]
 
     jobs.make = killed  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         tuner_of(jobs, n_trials=3, seeds=2).next()
     jobs.make = make  # type: ignore[method-assign]
-    begun[0].run_dir.mkdir()
-    (begun[0].run_dir / "config.yaml").write_text("{}\n")
-    (begun[0].run_dir / "summary.json").write_text('{"status": "running"}')
+    known_jobs[0].run_dir.mkdir()
+    (known_jobs[0].run_dir / "config.yaml").write_text("{}\n")
+    (known_jobs[0].run_dir / "summary.json").write_text('{"status": "running"}')
     Path("sweep/study.log.lock").symlink_to("sweep/study.log")
     with Path("sweep/study.log").open("a") as file:
         file.write('{"op_code":')
     tuner = tuner_of(jobs, n_trials=3, seeds=2)
-    assert (tuner.trials[0].jobs, begun[0].state, tuner.next()) == (begun, "stopped", begun[0])
+    assert (tuner.trials[0].jobs, known_jobs[0].state, tuner.next()) == (known_jobs, "stopped", known_jobs[0])
     run_all(tuner_of(jobs, n_trials=3, seeds=2), jobs)
     again = tuner_of(jobs, n_trials=3, seeds=2)
     assert (again.has_ended, [trial.state for trial in again.trials]) == (True, ["done"] * 3)

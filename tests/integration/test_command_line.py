@@ -6,6 +6,7 @@ A stand-in replaces `border_cli.run.run` and `border_cli.run.preflight` and reco
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 import sys
 import types
@@ -438,3 +439,11 @@ def test_jobs_that_a_launcher_pickles_are_in_exit_code_and_table(build, capsys, 
     assert header == ["job", "settings", "state", "time", "last", "best"]
     assert (first[0], first[2], first[5]) == ("0", "done", "1.00")
     assert (second[0], second[2], second[5]) == ("1", "failed", "-")
+    words = ["-m", "hydra/launcher=elsewhere", "seed=1,2", "agent.lr=0.5"]
+    assert main(words) == 0
+    assert "2 jobs of 2 ended in an earlier launch, 1 of them failed" in capsys.readouterr().out
+    build.fail = {}
+    (failed,) = Path("runs/sweeps").glob("*/*/1_*")
+    shutil.rmtree(failed)  # there is nothing to resume
+    assert main([*words, "sweep.retry=true"]) == 0
+    assert [config.seed for config, _, _ in build.trained] == [1, 2, 2]
