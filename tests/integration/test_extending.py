@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
+import runpy
 import shlex
-import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from border_cli.report.runs import read_run
 from tests.faults.amounts import sampled
 from tests.real_runs import Run, tiny
 from tests.trained import read_checkpoint
+from tests.warm import finished
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 MODULES = dict(re.findall(r"```python\n# (my_\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
@@ -55,7 +57,7 @@ def test_the_page_has_a_command_for_each_module_but_the_script() -> None:
     assert sorted([*map(module_of, COMMANDS), "my_script"]) == sorted(MODULES)
 
 
-@pytest.mark.parametrize("args", sampled(COMMANDS, 2), ids=module_of)
+@pytest.mark.parametrize("args", sampled(COMMANDS, 3), ids=module_of)
 def test_its_command_trains(modules: Path, args: list[str]) -> None:
     short = ["trainer.max_opts=40", "trainer.eval_interval=20", "hydra.run.dir=run"]
     kept = [word for word in args if not word.startswith("trainer.")]
@@ -89,11 +91,15 @@ def test_its_script_trains(modules: Path) -> None:
     script.write_text(
         MODULES["my_script"].replace("max_env_steps=3000", "max_env_steps=1100"), encoding="utf-8"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script.name], cwd=modules, capture_output=True, text=True, timeout=200
-    )
+    done = finished("tests.integration.test_extending:run_script", script.name, folder=modules)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 actors" in done.stdout
+
+
+def run_script() -> None:
+    """Entry point of the process that runs the script."""
+    warnings.simplefilter("error")
+    runpy.run_path(sys.argv[1], run_name="__main__")
 
 
 def test_advantage_learning_without_its_gap_is_dqn(modules: Path) -> None:

@@ -180,12 +180,9 @@ def test_names_of_folders_need_not_be_text(workplace: Path) -> None:
     folder = workplace / os.fsdecode(b"\xff\xc3")
     folder.mkdir()
     words = tiny("trainer=sync", "env=cartpole", "trainer.max_opts=20", "recorder.console=plain")
-    from_first = f"init_from='{folder / 'runs' / 'first'}'"
     for command in (
         ("border-train", *words, "hydra.run.dir=runs/first"),
-        ("border-train", *words, "hydra.run.dir=runs/second", from_first),
-        ("border-eval", "runs/second", "episodes=1"),
-        ("border-report", "runs", "metric=train/episode_return"),
+        ("border-eval", str(folder / "runs" / "first"), "episodes=1"),
     ):
         assert finished(*command, folder=folder).returncode == 0, command
-    assert Run(folder / "runs" / "second").summary["status"] == "done"
+    assert Run(folder / "runs" / "first").summary["status"] == "done"
