@@ -25,7 +25,7 @@ from border_cli.core.types import Evaluation
 from border_cli.run.directory import locked, write_config
 from border_cli.run.resume import check_spec
 from border_cli.run.summary import Resumed
-from tests.interrupted import assert_same_bits, resume, run_interrupted, run_killed, run_whole, signal_at
+from tests.interrupted import assert_same_bits, resume, run_killed, run_whole, signal_at
 from tests.real_runs import Run, tiny
 from tests.trained import read_checkpoint, save_best
 
@@ -156,14 +156,19 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_directory(
     assert not (copy.path / "best").exists()  # the model of a launch whose opt steps are lost
 
 
-def test_full_blocks_of_a_replay_are_written_once_and_overwritten_ones_again(folder: Path) -> None:
-    """Later checkpoints of the same and of the next launch link to the same file, until its rows are overwritten."""
+def test_a_reproducible_run_continues_from_the_replay_and_the_best_of_its_checkpoint(folder: Path) -> None:
+    """A later best/ does not count. Full blocks of the replay are linked, until their rows are overwritten."""
     args = ("trainer=sync", "trainer.max_opts=120", "trainer.save_interval=20", "buffer.capacity=100")
-    args += ("trainer.eval_interval=null", "checkpoint.keep=99")
+    args += ("trainer.eval_interval=30", "checkpoint.keep=99")
+    run = Run(folder / "wrapped, resumed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 16)
         whole = run_whole(folder / "wrapped", *args)
-        run = run_interrupted(folder / "wrapped, resumed", *args, at=31)
+        with signal_at(31):
+            assert main([*tiny(*args), f"hydra.run.dir='{run.path}'"]) == 143
+        best = read_checkpoint(run.path / "best").model
+        save_best(run.path, best.info.arrays, best.description, Evaluation(31, (500.0, 500.0), (500, 500)))
+        resume(run.path)
     assert_same_bits(run, whole)
     blocks = {
         int(path.name[5:]): {block.name: block.stat().st_ino for block in path.glob("replay.rows-*")}
@@ -198,17 +203,6 @@ def test_a_run_with_init_from_resumes_without_the_source_run(done: Run, folder: 
         assert main(args) == 143
     shutil.rmtree(source)
     assert main([f"resume={folder / 'with weights'}"]) == 0
-
-
-def test_a_reproducible_run_continues_from_the_best_of_its_checkpoint(folder: Path) -> None:
-    """No evaluation is due at opt step 30, so a run with the larger budget from the start has no score of it."""
-    args = ("trainer=sync", "trainer.eval_interval=16", "trainer.save_interval=30")
-    whole = run_whole(folder / "whole", *args, "trainer.max_opts=50")
-    run = run_whole(folder / "longer", *args, "trainer.max_opts=30")
-    best = read_checkpoint(run.path / "best").model
-    save_best(run.path, best.info.arrays, best.description, Evaluation(30, (500.0, 500.0), (500, 500)))
-    resume(run.path, "trainer.max_opts=50")
-    assert Run(run.path).files("best") == whole.files("best")
 
 
 # -- resume=auto --------------------------------------------------------
