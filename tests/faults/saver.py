@@ -26,6 +26,7 @@ from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_SPEC
+from tests.faults.amounts import times
 
 _KILLED = 9
 _EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
@@ -119,7 +120,7 @@ def main(folder: Path) -> None:
         assert [*run_dir.glob(".*"), *(run_dir / CHECKPOINTS).glob(".*")] == []
         assert read(run_dir) == store.verify(run_dir / BEST).opt_steps == 4
         shutil.rmtree(run_dir)
-        moment += 1
+        moment += times(3, 1)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def test_i1_files_beside_the_checkpoint_are_never_opened(run: Run) -> None:
     assert Path("executed").exists()
 
 
-@pytest.mark.parametrize("name", sampled(FILES, 4))
+@pytest.mark.parametrize("name", sampled(FILES, 7))
 def test_i1_a_pickle_instead_of_any_file_is_refused(
     run: Run, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -167,7 +167,7 @@ def assert_harmless(
     assert EVIL not in sys.modules and not Path("executed").exists()
 
 
-@pytest.mark.parametrize(("act", "what"), sampled([*product([evaluate, resume], NAMED)], 2))
+@pytest.mark.parametrize(("act", "what"), sampled([*product([evaluate, resume], NAMED)], 4))
 def test_i2_code_named_by_a_run_is_not_run(
     run: Run, capsys: pytest.CaptureFixture[str], act: Callable[[Run], int], what: str
 ) -> None:
@@ -253,7 +253,7 @@ NOT_PLAIN = product(
 )
 
 
-@pytest.mark.parametrize(("name", "instead"), sampled([*NOT_PLAIN], 3))
+@pytest.mark.parametrize(("name", "instead"), sampled([*NOT_PLAIN], 4))
 def test_i3_a_link_pipe_device_or_folder_is_not_read(
     run: Run, capsys: pytest.CaptureFixture[str], name: str, instead: Callable[[Path], None]
 ) -> None:
@@ -267,7 +267,7 @@ WRITTEN = ("config.yaml", "metrics.jsonl", "summary.json", "train.log", ".lock",
 LINKS = [*product((*FOLDERS, *WRITTEN), ["symbolic"]), *product(WRITTEN, ["hard"])]
 
 
-@pytest.mark.parametrize(("name", "how"), sampled(LINKS, 3))
+@pytest.mark.parametrize(("name", "how"), sampled(LINKS, 5))
 def test_i3_a_run_is_not_resumed_through_links(
     run: Run, capsys: pytest.CaptureFixture[str], name: str, how: str
 ) -> None:

@@ -31,7 +31,7 @@ def test_c1_c2_after_a_kill_at_any_moment_of_a_save_checkpoints_and_best_verify(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     survived = done.stdout.splitlines()
-    assert len(survived) > 40
+    assert len(survived) > times(15, 40)
     assert sorted(set(survived)) == ["2 2", "2 3", "3 3"]
 
 

@@ -68,7 +68,7 @@ def test_a_film_that_is_not_ready_at_the_end_leaves_no_file(tmp_path: Path, full
     assert [path.name for path in tmp_path.iterdir()] == ["began"]
 
 
-@pytest.mark.parametrize("kind", sampled(list(KINDS), 3))
+@pytest.mark.parametrize("kind", sampled(list(KINDS), 6))
 def test_border_eval_films_each_kind_of_environment(
     kind: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
