@@ -26,6 +26,12 @@ if not FULL:
 collect_ignore_glob = [] if sys.platform == "linux" else ["faults/test_*.py"]  # these tests read /proc
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The workers of pytest-xdist share a warm process."""
+    if config.getoption("numprocesses", None) and not FULL:
+        warm.start()
+
+
 def pytest_report_header() -> str:
     return f"FAULTS_SEED={SEED} TEST_FULL={int(FULL)}"
 

@@ -156,8 +156,13 @@ def finished(
 
 
 def warm_pid() -> int | None:
-    """Process id of the warm process, None while there is none."""
-    return None if _warm is None else _warm[1].pid
+    """Process id of the warm process, None unless this process has started it."""
+    return None if _process is None else _process.pid
+
+
+def n_descriptors() -> int:
+    """How many descriptors this process holds for the warm process."""
+    return (_connection is not None) + (_process is not None)
 
 
 def fork_server() -> forkserver._Link:
@@ -204,39 +209,55 @@ def _descriptor(stream: Any, stack: contextlib.ExitStack) -> int:
     return stream if isinstance(stream, int) else int(stream.fileno())
 
 
-_warm: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+_ADDRESS = "BORDER_TESTS_WARM"
+"""Variable with the address of the warm process. The workers of pytest-xdist share that of their controller."""
+_connection: socket.socket | None = None
+_process: subprocess.Popen[bytes] | None = None
 
 
-def _warm_process() -> socket.socket:
-    global _warm
-    if _warm is None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", f"from tests.warm import serve; serve({theirs.fileno()})"],
-                cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                stdin=_NULL,
-                pass_fds=(theirs.fileno(),),
-                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509
-            )
-        _warm = ours, process
-        atexit.register(_end_warm_process)
-    return _warm[0]
+def start() -> None:
+    """Start the warm process, which ends with this one."""
+    global _process
+    os.environ[_ADDRESS] = address = f"border-tests-{os.getpid()}"
+    ours, theirs = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(f"\0{address}")
+        listening.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"from tests.warm import serve; serve({listening.fileno()}, {ours})"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=_NULL,
+            pass_fds=(listening.fileno(), ours),
+            preexec_fn=_as_from_a_terminal,  # noqa: PLW1509
+        )
+    os.close(ours)
+
+    def end() -> None:
+        os.close(theirs)
+        process.wait()
+
+    atexit.register(end)
+    _process = process
 
 
-def _end_warm_process() -> None:
-    assert _warm is not None
-    _warm[0].close()
-    _warm[1].wait()
+def _connected() -> socket.socket:
+    global _connection
+    if _connection is None:
+        if _ADDRESS not in os.environ:
+            start()
+        _connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
+        atexit.register(_connection.close)
+        _connection.connect(f"\0{os.environ[_ADDRESS]}")
+    return _connection
 
 
 def _forked(request: _Request, streams: Sequence[int]) -> tuple[int, int]:
     """The id of a new process, and the descriptor from which its exit code can be read."""
     status, theirs = os.pipe()
     try:
-        socket.send_fds(_warm_process(), [pickle.dumps(request)], [*streams, theirs])
+        socket.send_fds(_connected(), [pickle.dumps(request)], [*streams, theirs])
     finally:
         os.close(theirs)
     return int.from_bytes(os.read(status, 8), "little"), status
@@ -245,40 +266,50 @@ def _forked(request: _Request, streams: Sequence[int]) -> tuple[int, int]:
 # -- the warm process ------------------------------------------------------------------
 
 
-def serve(descriptor: int) -> NoReturn:
-    """Fork a command for each request, until the client has closed its end. In the fork: run it."""
-    requests = socket.socket(fileno=descriptor)
+def serve(listening: int, client_lives: int) -> NoReturn:
+    """Fork a command for each request, until the other end of `client_lives` is closed. In the fork: run it."""
+    listener = socket.socket(fileno=listening)
     gc.disable()
     for module in _IMPORTED:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()
     running: dict[int, int] = {}  # process id → where its exit code goes
+    clients: list[socket.socket] = []
     ours, theirs = os.pipe()
     for end in (ours, theirs):
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(theirs)
     while True:
-        ready, _, _ = select.select([requests, ours], [], [])
+        ready, _, _ = select.select([listener, client_lives, ours, *clients], [], [])
+        if client_lives in ready:
+            sys.exit()
         if ours in ready:
             os.read(ours, 4096)
             _report_ends(running)
-        if requests not in ready:
-            continue
-        data, descriptors, *_ = socket.recv_fds(requests, _MOST_BYTES, 4)
-        if not data:
-            sys.exit()
-        *streams, answer = descriptors
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _become_command(pickle.loads(data), streams)
-        running[pid] = answer
-        os.write(answer, pid.to_bytes(8, "little"))
-        for stream in streams:
-            os.close(stream)
+        if listener in ready:
+            clients.append(listener.accept()[0])
+        for client in [client for client in clients if client in ready]:
+            data, descriptors, *_ = socket.recv_fds(client, _MOST_BYTES, 4)
+            if data:
+                _serve(pickle.loads(data), descriptors, running)
+            else:
+                clients.remove(client)
+                client.close()
+
+
+def _serve(request: _Request, descriptors: list[int], running: dict[int, int]) -> None:
+    *streams, answer = descriptors
+    pid = os.fork()
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _become_command(request, streams)
+    running[pid] = answer
+    os.write(answer, pid.to_bytes(8, "little"))
+    for stream in streams:
+        os.close(stream)
 
 
 def _report_ends(running: dict[int, int]) -> None:

@@ -58,7 +58,7 @@ def save_at(*opt_steps: int) -> None:
 
 def starve(opt_step: int) -> None:
     """Limit the address space of the learner in this opt step, and let it allocate more."""
-    room = 64 * 2**20
+    room = 192 * 2**20
 
     def limit(number: int) -> None:
         if number == opt_step:

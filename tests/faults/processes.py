@@ -14,7 +14,7 @@ from typing import Any
 
 from border_cli.runtime import forkserver
 from border_cli.runtime.clock import Backoff, Deadline
-from tests.warm import warm_pid
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
@@ -97,11 +97,12 @@ def nothing_left() -> Iterator[None]:
 def _held() -> tuple[set[int | str], int]:
     """Return child processes, named memory and the number of descriptors, without those of the forkserver."""
     tracking: Any = tracker._resource_tracker
-    helpers = {forkserver.forkserver_pid(), warm_pid(), tracking._pid}
+    helpers = {forkserver.forkserver_pid(), warm.warm_pid(), tracking._pid}
     children = {*processes(parent=os.getpid()), *processes(parent=forkserver.forkserver_pid())}
     ours = {os.getpid(), *children, *helpers} - {None}
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    descriptors -= sum(pid is not None for pid in (forkserver.forkserver_pid(), warm_pid(), tracking._fd))
+    descriptors -= sum(pid is not None for pid in (forkserver.forkserver_pid(), tracking._fd))
+    descriptors -= warm.n_descriptors()
     return {*(children - helpers), *named_memory(ours)}, descriptors
 
 

@@ -142,7 +142,7 @@ def test_f3_a_learner_out_of_memory_saves_its_state_and_names_the_cause(tmp_path
     with border_train(tmp_path, "trainer.save_interval=20", faults="starve:30") as command:
         assert command.end() == 1
     run, errors = command.run, command.errors
-    assert "MemoryError: Unable to allocate 128. MiB" in errors
+    assert "MemoryError: Unable to allocate 384. MiB" in errors
     *_, cause, advice, hint = errors.splitlines()
     assert cause.startswith("error: MemoryError: Unable to allocate")
     assert advice.startswith("less memory is needed")
