@@ -28,7 +28,7 @@ collect_ignore_glob = [] if sys.platform == "linux" else ["faults/test_*.py"]  #
 
 def pytest_configure(config: pytest.Config) -> None:
     """The workers of pytest-xdist share a warm process."""
-    if config.getoption("numprocesses", None) and not FULL:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput") and not FULL:
         warm.start()
 
 
