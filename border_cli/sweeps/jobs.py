@@ -120,7 +120,7 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: Path) -> Sweep:
-        """The sweep that a folder holds. Raises UsageError where there is none that can be read."""
+        """The sweep that a folder holds. Raises UsageError where it cannot be read."""
         path = folder / SWEEP_FILE
         try:
             with open_plain(path) as file:
@@ -142,11 +142,6 @@ class Sweep:
             ]
             argv = [str(word) for word in head["argv"]]
             return cls(folder, argv, str(head["sweep_id"]), jobs, sum(map(len, lines)), saved)
-        except FileNotFoundError as e:
-            allowed = f"a folder such as {RUNS / SWEEPS}/<date>/<time>"
-            if (folder / CONFIG_FILE).exists():
-                allowed = f"border-train resume={folder}"
-            raise UsageError(f"{folder} is not a sweep: it has no {SWEEP_FILE}", allowed=allowed) from e
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UsageError(f"{path} cannot be read: {type(e).__name__}: {e}") from e
 

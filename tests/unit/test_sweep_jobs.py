@@ -132,11 +132,9 @@ def test_a_torn_last_line_of_a_killed_sweep_is_ignored_and_cut_off(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]\n", "{}\n", '{"argv": [], "sweep_id": "1"}\n{"number": 0}\n', '{"argv"\n{}\n']
+    "text", ["", "[]\n", '{"argv": [], "sweep_id": "1"}\n{"number": 0}\n', '{"argv"\n{}\n']
 )
 def test_a_sweep_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match="is not a sweep"):
-        Sweep.read(tmp_path)
     (tmp_path / "sweep.jsonl").write_text(text)
     with pytest.raises(UsageError, match="cannot be read"):
         Sweep.read(tmp_path)
