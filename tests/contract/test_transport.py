@@ -12,16 +12,23 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from border_cli.actors.actor import Actor
+from border_cli.actors.actor import Actor, LockstepActor
 from border_cli.actors.sampler import Sampler
-from border_cli.actors.spec import ActorId, ActorState, ActorStatus, StatusBlock
+from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorState, ActorStatus, Rounds, StatusBlock
 from border_cli.config.schema import EnvConfig
 from border_cli.core.types import Chunk
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.samplers import UniformSampler
 from border_cli.runtime.transport import ModelChannel, Ring, model_layout
-from tests.fakes import COUNTING_COLUMNS, COUNTING_SPEC, NumpyPolicy, make_processor, model
+from tests.fakes import (
+    COUNTING_COLUMNS,
+    COUNTING_SPEC,
+    NumpyPolicy,
+    make_processor,
+    make_resumable_env,
+    model,
+)
 
 MS = 1_000_000
 
@@ -214,3 +221,35 @@ def test_time_counts_from_the_first_env_step_on() -> None:
     status = bench.actor_status
     # the wait for the stop, not the two before the first env step
     assert (status.first_step_ns - began, status.blocked_ns) == (500 * MS, 250 * MS)
+
+
+@pytest.mark.parametrize(("publications", "rounds"), [(1, 3), (3, 5)])
+def test_each_round_of_lockstep_waits_for_the_model_published_after_the_round_before_last(
+    publications: int, rounds: int
+) -> None:
+    """Actor 1 of three. Each time that it waits, the learner publishes a model, and finally stops it."""
+    status, models = StatusBlock(3), ModelChannel(model_layout(model()), LOCKSTEP_SLOTS)
+    versions = iter(range(publications))
+
+    def wait(_: float) -> None:
+        version = next(versions, None)
+        if version is None:
+            status.request_stop()
+        else:
+            models.publish(model(version))
+
+    status[1].wait = wait  # type: ignore[method-assign]
+    actor_id = ActorId(actor=1, incarnation=0, n_actors=3, n_envs=2, seed=0)
+    config = EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"lengths": [100]})
+    env, policy, ring = make_resumable_env(actor_id, config), NumpyPolicy(), Ring(COUNTING_COLUMNS, 512)
+    sampler = Sampler(env, policy, make_processor(actor_id, env.spec, 1), lambda env, episode: episode)
+    acting = {"rounds": Rounds(n_actors=3, envs_per_actor=2, steps=4), "send": print}
+    actor = LockstepActor(
+        actor_id, sampler, policy, models, ring, status[1], state_wanted=lambda: False, **acting
+    )
+    actor.begin(None)
+    actor.run()
+    assert policy.versions == list(range(publications))
+    assert [chunk.version for chunk in ring.pop_all()] == [max(r - 2, 0) for r in range(rounds)]
+    # exploration counts the earlier env steps of all actors: 4 of each of 6 environments per round
+    assert list(policy.env_steps) == [24 * r + 6 * step for r in range(rounds) for step in range(4)]
