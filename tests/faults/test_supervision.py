@@ -10,13 +10,11 @@ import os
 import re
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
-import numpy as np
 import pytest
 
 from border_cli.actors.manager import ActorManager
@@ -26,10 +24,11 @@ from border_cli.core.errors import ActorLostError
 from border_cli.core.types import Chunk
 from border_cli.recorders.files import read_jsonl
 from border_cli.runtime import forkserver, seeding
-from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_COLUMNS, counting_actors, model
 from tests.faults.actors import (
-    RING_ROWS,
+    LENGTHS,
+    Learner,
+    Outage,
     actors_that_die_in_a_push,
     actors_with_diaries,
     failing_actors,
@@ -45,129 +44,11 @@ from tests.faults.processes import named_memory, wait_gone, wait_until
 
 pytestmark = pytest.mark.usefixtures("light_forkserver")
 
-LENGTHS = (7, 1, 2, 30, 3)
 WAIT_S = 0.5
 HEARTBEAT_S = 1.0
 REPLACED_S = 5.0
 """Bound for what takes 0.9 s on a busy machine: an actor is replaced."""
 QUICK = {"restart_delay_s": 0.01, "restarts": 20, "min_actors": 1}
-
-
-class Learner:
-    """Collects chunks and grants credit like the training loop, and stores every chunk."""
-
-    def __init__(self, manager: ActorManager, n_actors: int, tolerance: int = 512) -> None:
-        self.manager = manager
-        self.limiter = RatioLimiter(1.0, 0, tolerance, None, n_actors, 1)
-        self.chunks: list[Chunk] = []
-        self.longest_pause_s = 0.0  # between two opt steps
-        self._last_opt_step: float | None = None
-        self._first_s: dict[tuple[int, int], float] = {}  # first arrival of each (actor, incarnation)
-        self._last_s: dict[tuple[int, int], float] = {}
-
-    def turn(self) -> None:
-        limiter = self.limiter
-        for chunk in self.manager.collect():
-            self.chunks.append(chunk.copy())
-            self._last_s[chunk.actor, chunk.incarnation] = now = time.monotonic()
-            self._first_s.setdefault((chunk.actor, chunk.incarnation), now)
-            limiter.inserted(chunk.actor, chunk.env_steps)
-        assert limiter.env_steps <= limiter.allowed_env_steps
-        while limiter.may_opt():
-            self._opt()
-        left = limiter.set_present(self.manager.present())
-        if limiter.grant() or left:
-            self.manager.grant(limiter.credits)
-
-    def _opt(self) -> None:
-        self.limiter.count_opt()
-        now = time.monotonic()
-        if self._last_opt_step is not None:
-            self.longest_pause_s = max(self.longest_pause_s, now - self._last_opt_step)
-        self._last_opt_step = now
-
-    def until(self, env_steps: int) -> None:
-        wait_until(lambda: self.turn() or self.limiter.env_steps >= env_steps, f"{env_steps} env steps")
-
-    def until_back(self, actor: int, incarnation: int) -> None:
-        """Run until a chunk of this or a later incarnation arrives."""
-        wait_until(
-            lambda: (
-                self.turn() or any(c.actor == actor and c.incarnation >= incarnation for c in self.chunks)
-            ),
-            f"incarnation {incarnation} of actor {actor}",
-        )
-
-    def stop(self) -> None:
-        self.manager.stop()
-        self.chunks += self.manager.collect()
-        self._check()
-
-    def gap_s(self, actor: int, incarnation: int) -> float:
-        """Return the time between the last chunk of this incarnation and the first of the next [s]."""
-        return self._first_s[actor, incarnation + 1] - self._last_s[actor, incarnation]
-
-    def arrived(self) -> dict[tuple[int, int], int]:
-        """Return the env steps of each (actor, incarnation)."""
-        counts: dict[tuple[int, int], int] = defaultdict(int)
-        for chunk in self.chunks:
-            counts[chunk.actor, chunk.incarnation] += chunk.env_steps
-        return dict(counts)
-
-    def _check(self) -> None:
-        """Check that all chunks of each incarnation arrived in order with the expected rows, newest incarnation last."""
-        order: dict[int, list[int]] = defaultdict(list)
-        for chunk in self.chunks:
-            order[chunk.actor].append(chunk.incarnation)
-        assert all(incarnations == sorted(incarnations) for incarnations in order.values())
-        for actor, incarnation in self.arrived():
-            mine = [c for c in self.chunks if (c.actor, c.incarnation) == (actor, incarnation)]
-            assert [chunk.sequence for chunk in mine] == list(range(len(mine)))
-            obs = np.concatenate([chunk.items["obs"] for chunk in mine])
-            assert (obs[:, 0] == actor).all()
-            n_steps = np.concatenate([chunk.items["n_steps"] for chunk in mine])
-            uncounted = np.count_nonzero(n_steps) - sum(chunk.env_steps for chunk in mine)
-            # A chunk is split where the ring ends. One env step is counted with the last part, which a dead actor may not
-            # have handed over.
-            assert uncounted == 0 or (uncounted == 1 and len(n_steps) % RING_ROWS == 0)
-            for env in set(obs[:, 1].tolist()):
-                rows = np.column_stack([obs[:, 2], obs[:, 3], n_steps])[obs[:, 1] == env]
-                expected = np.array(list(expected_rows(np.count_nonzero(rows[:, 2]))), np.int64)
-                np.testing.assert_array_equal(rows, expected)
-
-
-def expected_rows(env_steps: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (episode, time, n_steps) of every row that an environment completes in `env_steps` env steps."""
-    episode = 0
-    while env_steps > 0:
-        length = LENGTHS[episode % len(LENGTHS)]
-        yield from ((episode, t, 1) for t in range(min(env_steps, length)))
-        if env_steps >= length:
-            yield episode, length, 0
-        env_steps -= length
-        episode += 1
-
-
-class Outage:
-    """Kills one actor after `env_steps` more env steps, and waits until its next incarnation acts.
-
-    victim: actor and incarnation · noticed_s: from the kill until the manager has no process of it [s] · back_s: from the
-    kill until a chunk of the next incarnation arrived [s].
-    """
-
-    def __init__(self, learner: Learner, actor: int, env_steps: int) -> None:
-        learner.until(learner.limiter.env_steps + env_steps)
-        self.victim = actor, learner.manager.stats()[actor].incarnation
-        pid = pid_of(learner.manager, actor)
-        began = time.monotonic()
-        os.kill(pid, SIGKILL)
-        wait_until(lambda: learner.turn() or pids(learner.manager)[actor] != pid, "its end")
-        self.noticed_s = time.monotonic() - began
-        learner.until_back(actor, self.victim[1] + 1)
-        self.back_s = time.monotonic() - began
-
-    def __repr__(self) -> str:
-        return f"{self.victim}: noticed after {self.noticed_s:.3f} s, back after {self.back_s:.3f} s"
 
 
 def tracebacks(text: str) -> int:
