@@ -96,16 +96,11 @@ SHAPE = {
     **SHAPE,
 )
 def test_b1_bounds_hold_and_one_willing_actor_is_enough(
-    interval: float | None,
-    budget: int | None,
-    operations: Any,
-    willing: int,
-    others_leave: bool,
-    **shape: int,
-) -> None:
+    interval: float | None, budget: int | None, operations: Any, willing: int, others_leave: bool,
+    n: int, envs: int, warmup: int, more: int,
+) -> None:  # fmt: skip
     """At the end all other actors are gone, or hold all their credit and never act."""
-    n, envs, warmup = shape["n"], shape["envs"], shape["warmup"]
-    tolerance = n * envs + shape["more"]
+    tolerance = n * envs + more
     limiter = RatioLimiter(interval, warmup, tolerance, budget, n, envs)
     actors, willing = Actors(limiter, n), willing % n
 
@@ -170,10 +165,11 @@ def test_a_tolerance_that_could_deadlock_is_refused() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(interval=st.sampled_from(INTERVALS), **SHAPE)
-def test_all_env_steps_allowed_before_the_first_opt_step_are_taken(interval: float, **shape: int) -> None:
+def test_all_env_steps_allowed_before_the_first_opt_step_are_taken(
+    interval: float, n: int, envs: int, warmup: int, more: int
+) -> None:
     """A batch may need every one of these env steps (see `config.validate`)."""
-    n, envs, warmup = shape["n"], shape["envs"], shape["warmup"]
-    tolerance = n * envs + shape["more"]
+    tolerance = n * envs + more
     limiter = RatioLimiter(interval, warmup, tolerance, None, n, envs)
     actors = Actors(limiter, n)
     for _ in range(300):
