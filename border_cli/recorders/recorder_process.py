@@ -132,8 +132,9 @@ def _main(reporter: Reporter, maker: Callable[[], Any]) -> None:
     recorder, has_warned = maker(), False
     while (call := reporter.pipe.recv()).method != "close":
         try:
-            # A recorder of the user may have the method write alone.
-            getattr(recorder, call.method, lambda *_: None)(*call.args)
+            # A recorder of the user may have the methods write and close alone.
+            if call.method == "write" or hasattr(recorder, call.method):
+                getattr(recorder, call.method)(*call.args)
         except Exception as e:  # noqa: BLE001 - anything may go wrong in another program; the record is lost
             if not has_warned:
                 what = f"{type(e).__name__}: {first_line(e)}"

@@ -69,7 +69,7 @@ class Tracker:
     def write(self, record: Record) -> None:
         """Log the values that the tracker lacks, with the counts of the record."""
         at = record.opt_steps, record.env_steps
-        values = {name: value for name, value in record.values.items() if at > self.stored.get(name, (-1, 0))}
+        values = {name: value for name, value in record.values.items() if self._lacks(name, at)}
         if values:
             counts = {"env_steps": record.env_steps, "opt_steps": record.opt_steps, "time": record.time}
             self.log(values | counts, record.env_steps)
@@ -78,9 +78,19 @@ class Tracker:
         """Log values at an env step."""
         raise NotImplementedError
 
+    def name_of(self, name: str) -> str:
+        """What a metric is called in the tracker."""
+        return name
+
+    def _lacks(self, name: str, at: tuple[int, int]) -> bool:
+        return at > self.stored.get(self.name_of(name), (-1, 0))
+
     def mark_failed(self) -> None:
         """Have `close` end the run as a failed one."""
         self._failed = True
+
+
+_FILM = "video/episode"
 
 
 class WandbRecorder(Tracker):
@@ -108,8 +118,9 @@ class WandbRecorder(Tracker):
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
         """Log a film."""
-        film = self._wandb.Video(str(path))
-        self._run.log({"video/episode": film, "env_steps": env_steps, "opt_steps": opt_steps})
+        if self._lacks(_FILM, (opt_steps, env_steps)):
+            film = self._wandb.Video(str(path))
+            self._run.log({_FILM: film, "env_steps": env_steps, "opt_steps": opt_steps})
 
     def close(self) -> None:
         """Write the best score into the summary, and send what is left."""
@@ -194,6 +205,10 @@ class MlflowRecorder(Tracker):
             for name, history in points.items()
             if history
         }
+
+    def name_of(self, name: str) -> str:
+        """The name without characters that MLflow refuses."""
+        return _allowed(name)
 
     def log(self, values: Mapping[str, float], env_steps: int) -> None:
         stamp, finite = int(1000 * time.time()), {k: v for k, v in values.items() if math.isfinite(v)}

@@ -149,9 +149,23 @@ class Scheduler:
                 latest = {slot.job.number: slot.process.latest for slot in self._running}
                 rows = [(job, latest.get(job.number) or job.progress) for job in self._sweep.jobs]
                 self._view.show(rows, self._eta_s(len(self._again) + source.left), source.stage)
+        except (
+            Exception
+        ):  # such as a full disk under the records of a tuning: what the jobs have learned is kept
+            self._stop_all()
+            raise
         finally:
             for process in self._processes:
                 process.close()
+
+    def _stop_all(self) -> None:
+        """Ask every job to stop, and wait until each has saved its checkpoint and has ended."""
+        for slot in self._running:
+            slot.stop()
+        while waiting := [process for process in self._processes if process.job_end is None]:
+            self._executor.wait(waiting, _POLL_S)
+            for process in waiting:
+                process.update()
 
     def _fill_slots(self, source: JobQueue) -> None:
         while len(self._running) < self._count:

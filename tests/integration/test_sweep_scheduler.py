@@ -264,3 +264,24 @@ def test_a_stop_reaches_every_job_and_no_further_job_starts(tmp_path: Path) -> N
     stopped = ("stopped", 130)  # the code of the sweep, which passes SIGINT on as SIGTERM
     assert [(job.state, job.exit_code) for job in sweep.jobs] == [stopped, stopped, ("waiting", None)]
     assert all((tmp_path / name / "saved").exists() for name in ("0", "1"))
+
+
+class FullDisk(JobQueue):
+    """Raises when a second job is wanted, as the records of a tuning do on a full disk."""
+
+    def next(self) -> Job | None:
+        job = super().next()
+        if job is None:
+            wait_until((self.first.run_dir / "starts").exists, "the first job")
+            raise OSError(28, "No space left on device")
+        self.first = job
+        return job
+
+
+def test_jobs_save_before_an_error_of_the_sweep_ends_them(tmp_path: Path) -> None:
+    job = Patient(tmp_path / "0", asks=False)
+    sweep = Sweep(tmp_path, [])
+    jobs = FullDisk([sweep.add(["n=0"], lambda _: job.run_dir)])
+    with nothing_left(), pytest.raises(OSError, match="No space left"):
+        Scheduler(sweep, LocalExecutor(2), lambda _: job, Seen(), StopFlag()).run(jobs)
+    assert (tmp_path / "0" / "saved").exists()
