@@ -58,11 +58,12 @@ class ActorManager:
         self._first_cause: ActorLostError | None = None
         self.stopped = False
         self._left: list[Chunk] = []  # collected while the actors were stopping
+        self._saved: dict[str, Any] = {}  # counts by actor; those of actors that this launch lacks are kept
 
     def start(self, model: ModelInfo, state: State | None = None) -> None:
         """Start every actor as `begin` does. From a saved state they count on, with new episodes from new seeds."""
-        saved = {} if state is None else state.values
-        self.begin(model, [(_resumed(actor, saved), None) for actor in range(self.n_actors)])
+        self._saved = {} if state is None else dict(state.values)
+        self.begin(model, [(_resumed(actor, self._saved), None) for actor in range(self.n_actors)])
 
     def begin(
         self, model: ModelInfo, actors: Sequence[tuple[ActorStat, State | None]], published: int = 0
@@ -113,7 +114,7 @@ class ActorManager:
     def state(self, whole: bool = True) -> State:
         """What each actor has counted. Actors on credit are not resumed in the middle of an episode."""
         counts = {str(s.actor): {name: getattr(s, name) for name in _COUNTS} for s in self.stats()}
-        return State({}, counts)
+        return State({}, self._saved | counts)
 
     def present(self) -> list[bool]:
         """Which actors can act. Each absence is reported at least once, however short it was."""

@@ -137,13 +137,17 @@ def test_b4_a_budget_that_ends_before_there_is_a_batch_again_ends_the_run(folder
     assert run.summary["ended_by"] == "max_env_steps"
 
 
-def test_b1_a_run_continues_with_fewer_actors(copy: Run) -> None:
+def test_b1_g4_a_run_continues_with_fewer_actors_and_then_with_more(copy: Run) -> None:
     """No pending rows of a removed actor stay. test_limiter.py shows that no budget is exceeded."""
     assert main([f"resume={copy.path}", "n_actors=1", "trainer.max_opts=70"]) == 0
     assert len(copy.summary["actors"]) == 1
     replay = read_run_state(copy.path / "checkpoints/step-000000070", with_replay=True).replay
     assert replay is not None
     assert set(replay.arrays["streams"][:, 0].tolist()) <= {0}
+    # An actor that comes back later counts on, and has seeds of its own.
+    assert main([f"resume={copy.path}", "n_actors=2", "trainer.max_opts=90"]) == 0
+    assert sum(actor["env_steps"] for actor in copy.summary["actors"]) == copy.counts[1]
+    assert [actor["incarnation"] for actor in copy.summary["actors"]] == [2, 1]
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again_in_its_directory(copy: Run) -> None:
