@@ -38,6 +38,7 @@ _KEPT = 256 << 20
 MESSAGE_BYTES = 12_000
 """Size of a piece of a message."""
 _MAX_LOGS = 100
+_ERROR_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,19 @@ class Failed:
 
 
 def failed(error: BaseException, name: str) -> Failed:
-    """The message about an exception that ended the child of this name."""
+    """The message about an exception that ended the child of this name. Long texts are cut."""
     line = f"{name} failed: {type(error).__name__}: {error}".rstrip(": ")
     details, context = "".join(traceback.format_exception(error)), {}
     if isinstance(error, ActorLostError):  # an environment raised
         line, details, context = str(error), error.details, dict(error.context)
     incompatible = isinstance(error, IncompatibleStateError)
-    return Failed(line, type(error).__name__, str(error), details, context, incompatible)
+    line, message = clipped(line, _ERROR_CHARACTERS), clipped(str(error), _ERROR_CHARACTERS)
+    return Failed(line, type(error).__name__, message, clipped(details), context, incompatible)
+
+
+def clipped(text: str, most: int = MESSAGE_BYTES) -> str:
+    """The text, or its end, which names the cause, if it has more than `most` characters."""
+    return text if len(text) <= most else f"[…] {text[-most:]}"
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,7 @@ class PipeLogHandler(QueueHandler):
         if self._left < 0:
             print(record.msg, file=sys.stderr)  # noqa: T201 - which goes to output.log
             return
+        record.msg = clipped(record.msg)
         if self._left == 0:
             record.msg += f"\n{_MAX_LOGS} messages: what this process logs from here on is in output.log"
         self.queue(record)
