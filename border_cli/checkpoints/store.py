@@ -157,8 +157,8 @@ def prune(parent: Path, keep: int, by_size: Collection[str] = ()) -> None:
 
     by_size: see `read`. Raises CheckpointIOError when the disk fails.
     """
-    verified = list[Path]()
-    for i, path in enumerate(list_steps(parent)):
+    paths, verified = list_steps(parent), list[Path]()
+    for i, path in enumerate(paths):
         if len(verified) < _MIN_VERIFIED and verifies(path, by_size):
             verified.append(path)
         elif i >= keep and len(verified) == _MIN_VERIFIED:
@@ -169,6 +169,8 @@ def prune(parent: Path, keep: int, by_size: Collection[str] = ()) -> None:
                 raise CheckpointIOError(
                     f"an old checkpoint in {parent} cannot be removed: {_reason(e)}"
                 ) from e
+    if len(paths) > max(keep, len(verified)) and len(verified) < _MIN_VERIFIED:
+        _logger.warning("%s: fewer than two checkpoints verify; no older one is removed", parent)
 
 
 def _put_file(path: Path, content: Content) -> FileEntry:

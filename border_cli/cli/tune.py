@@ -95,6 +95,7 @@ def tune(run: SweepRun, tuning: Tuning) -> int:
 
 def _finish(run: SweepRun, tuner: Tuner) -> int:
     """Print the results, write the preset. The exit code."""
+    run.sweep.save()  # what could not be written meanwhile
     winner, lines = tuner.winner, list[tuple[str, str]]()
     folder = shlex.quote(str(shown(run.sweep.folder)))
     if winner is not None:

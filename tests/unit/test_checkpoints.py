@@ -175,8 +175,13 @@ def test_a_failing_rename_restores_the_previous_checkpoint(
         ([1, 2, 3], [1, 3], 1, [1, 2, 3]),
     ],
 )
-def test_the_newest_checkpoints_are_kept(
-    tmp_path: Path, steps: list[int], damaged: list[int], keep: int, left: list[int]
+def test_the_newest_checkpoints_are_kept_and_a_folder_that_cannot_shrink_is_mentioned(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    steps: list[int],
+    damaged: list[int],
+    keep: int,
+    left: list[int],
 ) -> None:
     for step in steps:
         store.write(tmp_path, store.step_name(step), FILES, step)
@@ -184,6 +189,7 @@ def test_the_newest_checkpoints_are_kept(
         flipped(tmp_path / store.step_name(step))
     store.prune(tmp_path, keep)
     assert names(tmp_path) == [store.step_name(step) for step in left]
+    assert ("fewer than two checkpoints verify" in caplog.text) == (left == steps)
 
 
 def test_names_and_links_that_are_no_checkpoints_are_not_read(tmp_path: Path) -> None:
