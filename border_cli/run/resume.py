@@ -168,8 +168,12 @@ def _check_something_left(
         )
     spent = {"max_opts": resumed.opt_steps, "max_env_steps": resumed.env_steps, "max_time": resumed.seconds}
     left = {name: (getattr(t, name) or math.inf) - used for name, used in spent.items()}
-    # A run that was stopped with its budget used up still has to evaluate its last model.
-    over = [name for name in spent if left[name] < 0 or (is_done and left[name] == 0)]
+    # A run that was stopped with its budget used up still has to evaluate its last model. Its time is more than max_time.
+    over = [
+        name
+        for name in spent
+        if (left[name] <= 0 if is_done else left[name] < 0 and f"trainer.{name}" in typed)
+    ]
     if over:
         larger = " ".join(f"trainer.{name}={max(2, math.ceil(2 * spent[name]))}" for name in over)
         raise UsageError(

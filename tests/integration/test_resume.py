@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from border_cli.core.types import Evaluation
 from border_cli.run.directory import locked, write_config
 from border_cli.run.resume import check_spec
 from border_cli.run.summary import Resumed
+from border_cli.training.evaluators import EpisodeRunner
 from tests.interrupted import assert_same_bits, resume, run_killed, run_whole, signal_at
 from tests.real_runs import Run, tiny
 from tests.trained import read_checkpoint, save_best
@@ -207,6 +210,23 @@ def test_a_run_with_init_from_resumes_without_the_source_run(done: Run, folder: 
         assert main(args) == 143
     shutil.rmtree(source)
     assert main([f"resume={folder / 'with weights'}"]) == 0
+
+
+def test_a_run_stopped_in_its_last_evaluation_is_evaluated_when_it_is_resumed(folder: Path) -> None:
+    """By then it has taken longer than trainer.max_time, which is no count."""
+    run = Run(folder / "last evaluation")
+    args = tiny(*SYNC, "trainer.max_opts=null", "trainer.max_time=0.3", "trainer.eval_interval=100000")
+
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EpisodeRunner, "evaluate", stop)
+        assert main([*args, f"hydra.run.dir='{run.path}'"]) == 143
+    assert run.summary["saved"]["seconds"] > 0.3
+    assert main([f"resume={run.path}"]) == 0
+    assert (run.summary["status"], run.summary["ended_by"]) == ("done", "max_time")
+    assert len(run.steps("eval/return_mean")) == 1
 
 
 # -- resume=auto --------------------------------------------------------
