@@ -217,19 +217,29 @@ def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int
     if (factory := plugin_factory("evaluator", e.type)) is not None:
         evaluator: Evaluator = factory(c, setup.spec)
         return evaluator
-    parts = EvaluatorSpec(
-        env=partial(evaluation_env, config=c),
-        policy=partial(evaluation_policy, config=c),
-        max_episode_steps=e.max_episode_steps or LONGEST_EPISODE,
-        info_keys=tuple(c.env.info_keys),
-        seed=c.seed,
-    )
+    parts = _evaluator_spec(c)
     limit = None if is_reproducible(c) or e.max_episode_steps is not None else by_training
     if e.type == "process":
         return ProcessEvaluator(parts, agent.model_info(), e.heartbeat_timeout_s, e.restarts, limit)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
     make_runner = partial(parts.runner, setup.tick, setup.stop)
     return InlineEvaluator(make_runner, parts.policy(setup.spec), lazy, limit)
+
+
+def make_inline_evaluator(config: TrainConfig, spec: EnvSpec) -> InlineEvaluator:
+    """The usual evaluator in the learner's thread, for an evaluator of the user that changes its results."""
+    parts = _evaluator_spec(config)
+    return InlineEvaluator(partial(parts.runner, lambda: None, lambda: False), parts.policy(spec))
+
+
+def _evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
+    return EvaluatorSpec(
+        env=partial(evaluation_env, config=config),
+        policy=partial(evaluation_policy, config=config),
+        max_episode_steps=config.evaluator.max_episode_steps or LONGEST_EPISODE,
+        info_keys=tuple(config.env.info_keys),
+        seed=config.seed,
+    )
 
 
 def make_view(config: TrainConfig, output: Output, console: Console, title: str) -> View:
