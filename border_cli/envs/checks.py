@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ class EnvChecker:
         self._drop = drop
         self._observations = [0] * n_envs  # stored so far
         self._warned_of_drop = False
-        self._drops_in_a_row = 0
+        self._drops_in_a_row = Counter[int]()  # by environment
 
     @property
     def env_steps(self) -> int:
@@ -131,11 +132,12 @@ class EnvChecker:
             env_ix: environments whose observations were stored.
             reward: (k,) of their env steps; None for first observations.
 
-        Raises EnvDataError if env steps must not be left out, or after 100 in a row.
+        Raises EnvDataError if env steps must not be left out, or after 100 of one environment in a row.
         """
         if self._all_finite(reward):
-            if reward is not None:
-                self._drops_in_a_row = 0
+            if self._drops_in_a_row and reward is not None:
+                for i in env_ix:
+                    del self._drops_in_a_row[i]
             return None
         bad = np.zeros(len(env_ix), bool)
         for k, i in enumerate(env_ix):
@@ -143,7 +145,7 @@ class EnvChecker:
                 self._count_drop(i, f"{self._where(i)}: {problem}")
                 bad[k] = True
             elif reward is not None:
-                self._drops_in_a_row = 0
+                del self._drops_in_a_row[i]
         return bad if bad.any() else None
 
     def _all_finite(self, reward: Array | None) -> bool:
@@ -165,8 +167,8 @@ class EnvChecker:
     def _count_drop(self, env_ix: int, problem: str) -> None:
         if not self._drop:
             raise EnvDataError(f"{problem}; env.nonfinite=drop would end the episode before it", env_ix)
-        self._drops_in_a_row += 1
-        if self._drops_in_a_row == _MAX_DROPS_IN_A_ROW:
+        self._drops_in_a_row[env_ix] += 1
+        if self._drops_in_a_row[env_ix] == _MAX_DROPS_IN_A_ROW:
             raise EnvDataError(f"{problem}, for the {_MAX_DROPS_IN_A_ROW}th time in a row", env_ix)
         if not self._warned_of_drop:
             _logger.warning("%s: the episode ends before it; later ones end without a warning", problem)

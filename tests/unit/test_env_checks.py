@@ -171,6 +171,14 @@ def test_e2_with_drop_too_many_in_a_row_are_an_error_and_occasional_ones_are_not
     assert rows(env, 400)[0].dropped == 200
 
 
+def test_e2_drops_in_a_row_are_those_of_one_environment() -> None:
+    steps(group(16, nonfinite="drop", reward=lambda e, t: NAN if e <= 7 else 1.0), 20)
+    env = group(2, nonfinite="drop", reward=lambda e, t: NAN)
+    env.envs[0].unwrapped._reward = lambda e, t: 1.0
+    with data_error("environment 1, episode 100, env step 1 of it: .* for the 100th time in a row"):
+        steps(env, 100)
+
+
 def test_e2_an_evaluation_drops_too() -> None:
     env = group(nonfinite="drop", reward=at(2, 3, NAN, lambda e, t: 1.0))
     evaluation = EpisodeRunner(env, 100, lambda: False).evaluate(NumpyPolicy(), 0, [0, 1])  # type: ignore[arg-type]
