@@ -187,6 +187,7 @@ class _LeafChecker:
         self._warned_of_dtype = self._warned_of_bounds = False
         self._rounded = spec.kind == "box" and not np.can_cast(self._declared, np.float32, "safe")
         self._before: Array | None = None  # the value whose precision was checked last
+        self._coded = spec.kind == "box" and bool(spec.categories)
         self._float = np.dtype(spec.dtype).kind == "f"
         self.always = not self._float and (
             spec.kind != "box" or not np.can_cast(self._declared, spec.dtype, "safe")
@@ -254,7 +255,22 @@ class _LeafChecker:
             )
             self._rounded = False
 
+    def _check_categories(self, value: Array) -> None:
+        """Warn once of a value that the coding by `env.categories` does not know."""
+        by_channel = np.moveaxis(value, self.spec.channel_axis, -1)
+        unknown = np.argwhere(by_channel >= np.array(self.spec.categories))
+        if len(unknown):
+            *_, channel = index = tuple(unknown[0])
+            _logger.warning(
+                "observation %s has %d in channel %d, which has %d categories (env.categories): it is coded as zeros; "
+                "later ones are not reported",
+                *(self.spec.name, by_channel[index], channel, self.spec.categories[channel]),
+            )
+            self._coded = False
+
     def _check_bounds(self, value: Array) -> None:
+        if self._coded:
+            self._check_categories(value)
         if self._rounded:
             self._check_precision(value.astype(np.float64))
         if self._float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -274,6 +275,24 @@ def test_e3_a_value_out_of_bounds_is_one_warning(caplog: pytest.LogCaptureFixtur
         (warning,) = caplog.messages
         assert warning.startswith("observation obs[1] is -10.5, its space says between -10.0 and 1000")
         caplog.clear()
+
+
+@pytest.mark.parametrize("frame_stack", [1, 2])
+def test_e3_a_value_without_a_category_is_one_warning(
+    frame_stack: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of images with the channels first, which hold 1 and 3, and from the fourth env step on 2 and 4."""
+    image = np.full((2, 3, 3), [[[1]], [[3]]], np.uint8)
+    kwargs: dict[str, Any] = {"space": spaces.Box(0, 9, (2, 3, 3), np.uint8), "length": 9}
+    kwargs["observation"] = lambda e, t: image if t < 4 else image + np.uint8(1)
+    config = EnvConfig(entry_point=f"{__name__}:Scripted", kwargs=kwargs, categories={"obs": [3, 4]})
+    env = GymEnv(replace(config, frame_stack=frame_stack))
+    env.reset(0, seed=0)
+    steps(env, 3)
+    assert caplog.messages == []
+    steps(env, 20)
+    (warning,) = caplog.messages
+    assert warning.startswith("observation obs has 4 in channel 1, which has 4 categories")
 
 
 @pytest.mark.parametrize(
