@@ -235,10 +235,15 @@ def evaluation_envs(config: EnvConfig, n_envs: int, **options: Any) -> GymEnv:
         return env
 
 
+def mask_root(config: EnvConfig) -> tuple[str, ...]:
+    """Where `MaskFromInfo` has put the observation."""
+    return ("obs",) if config.action_mask == "info" else ()
+
+
 def spec_of(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
     """Its spaces, as the keys of `env` select and code them."""
     spaces = env.observation_space, env.action_space
-    return env_spec(*spaces, stack_size(env), config.categories, config.obs_keys)
+    return env_spec(*spaces, stack_size(env), config.categories, mask_root(config), config.obs_keys)
 
 
 class ReplayedEnv(GymEnv):

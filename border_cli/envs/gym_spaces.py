@@ -29,6 +29,7 @@ def env_spec(
     action_space: spaces.Space[Any],
     stack: int = 1,
     categories: Mapping[str, Sequence[int]] | None = None,
+    root: tuple[str, ...] = (),
     keys: Sequence[str] = (),
 ) -> EnvSpec:
     """Spec of an environment. Raises UsageError for spaces that no agent takes.
@@ -36,23 +37,24 @@ def env_spec(
     Args:
         stack: number of observations that are stacked along the first dimension of each box.
         categories: of integer images by `part_name`, one number per channel; see `ObsLeaf`.
+        root: path of the environment's own observation, where a wrapper has put it into a Dict.
         keys: names of the parts to use, or beginnings of their names; none: all that an agent takes.
     """
     parts = dict(_parts(observation_space))
     leaves = {path: leaf for path, part in parts.items() if (leaf := _leaf(part, path)) is not None}
     left_out = [path for path in parts if path not in leaves]
     if keys:
-        chosen, left_out = _chosen(parts, leaves, keys), []
+        chosen, left_out = _chosen(parts, leaves, root, keys), []
         leaves = {path: leaf for path, leaf in leaves.items() if path in chosen or path == (ACTION_MASK,)}
     if not set(leaves) - {(ACTION_MASK,)}:
-        about = ", ".join(f"{part_name(path)} is a {_kind(parts[path])}" for path in left_out)
+        about = ", ".join(f"{part_name(path, root)} is a {_kind(parts[path])}" for path in left_out)
         raise UsageError(
             f"the observation space has nothing that an agent takes: {about or 'it is empty'}",
             allowed=OBSERVATIONS,
         )
     stacked = [replace(leaf, stack=stack) if leaf.kind == "box" else leaf for leaf in leaves.values()]
-    obs = ObsSpec(_with_categories(stacked, categories or {}))
-    about_left_out = tuple(f"{part_name(path)} ({_kind(parts[path])})" for path in left_out)
+    obs = ObsSpec(_with_categories(stacked, categories or {}, root))
+    about_left_out = tuple(f"{part_name(path, root)} ({_kind(parts[path])})" for path in left_out)
     spec = EnvSpec(obs, _action_spec(action_space), about_left_out)
     stray = next((leaf for leaf in obs.leaves if leaf.path == (ACTION_MASK,)), None)
     if spec.action.kind == "discrete" and stray is not None and spec.mask is None:
@@ -89,12 +91,10 @@ def _action_spec(space: spaces.Space[Any]) -> ActionSpec:
     )
 
 
-def part_name(path: Sequence[str | int]) -> str:
-    """What a user calls a part of an observation: its keys with dots between them, or "obs" for all of it.
-
-    The key "obs" of `MaskFromInfo` is left out.
-    """
-    return ".".join(map(str, path)).removeprefix("obs.") or "obs"
+def part_name(path: Sequence[str | int], root: Sequence[str | int] = ()) -> str:
+    """What a user calls a part of an observation: its keys with dots between them, or "obs" for all of it."""
+    inner = path[len(root) :] if tuple(path[: len(root)]) == tuple(root) else path
+    return ".".join(map(str, inner)) or "obs"
 
 
 def may_hold_categories(leaf: ObsLeaf) -> bool:
@@ -106,9 +106,9 @@ def may_hold_categories(leaf: ObsLeaf) -> bool:
 
 
 def _with_categories(
-    leaves: Sequence[ObsLeaf], categories: Mapping[str, Sequence[int]]
+    leaves: Sequence[ObsLeaf], categories: Mapping[str, Sequence[int]], root: tuple[str, ...]
 ) -> tuple[ObsLeaf, ...]:
-    images = {part_name(leaf.path): leaf for leaf in leaves if may_hold_categories(leaf)}
+    images = {part_name(leaf.path, root): leaf for leaf in leaves if may_hold_categories(leaf)}
     for name, sizes in categories.items():
         if name not in images or not images[name].has_channels(len(sizes)):
             raise UsageError(
@@ -120,14 +120,18 @@ def _with_categories(
     return tuple(replace(leaf, categories=coded.get(leaf.name, leaf.categories)) for leaf in leaves)
 
 
-def _chosen(parts: Mapping[_Path, Any], taken: Mapping[_Path, ObsLeaf], keys: Sequence[str]) -> set[_Path]:
+def _chosen(
+    parts: Mapping[_Path, Any], taken: Mapping[_Path, ObsLeaf], root: tuple[str, ...], keys: Sequence[str]
+) -> set[_Path]:
     """Paths of the parts that `env.obs_keys` names. Raises UsageError."""
     chosen = set[_Path]()
-    allowed = [part_name(path) for path in taken if path != (ACTION_MASK,)]
+    allowed = [part_name(path, root) for path in taken if path != (ACTION_MASK,)]
     for key in keys:
-        named = {path for path in parts if f"{part_name(path)}.".startswith(f"{key}.")}
+        named = {path for path in parts if f"{part_name(path, root)}.".startswith(f"{key}.")}
         refused = [
-            f"{part_name(path)!r} is a {_kind(parts[path])}" for path in parts if path in named - set(taken)
+            f"{part_name(path, root)!r} is a {_kind(parts[path])}"
+            for path in parts
+            if path in named - set(taken)
         ]
         if not named or refused:
             problem = f"{refused[0]}, which no agent takes" if refused else f"there is no {key!r}"

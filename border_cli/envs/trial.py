@@ -19,7 +19,7 @@ from border_cli.core.errors import ActorLostError, UsageError
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec
 from border_cli.core.types import Step
 from border_cli.envs.checks import EnvApiError, checked
-from border_cli.envs.group import GymEnv, spec_of
+from border_cli.envs.group import GymEnv, mask_root, spec_of
 from border_cli.envs.gym_spaces import may_hold_categories, part_name
 from border_cli.envs.make import check_statistics
 from border_cli.runtime.clock import Deadline
@@ -92,7 +92,7 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         step = env.step([0], first.astype(action.stored_dtype))
         if is_simple:
             _compare(step, config, at_end)
-        categories = _find_categories(env) if config.categories is None else config.categories
+        categories = _find_categories(env, config) if config.categories is None else config.categories
         return Probed(
             spec_of(env.envs[0], replace(config, categories=categories)), action_mask, categories, []
         )
@@ -151,7 +151,7 @@ def _api_mistake(env: Any) -> str:
     return ""
 
 
-def _find_categories(env: GymEnv) -> dict[str, list[int]]:
+def _find_categories(env: GymEnv, config: EnvConfig) -> dict[str, list[int]]:
     """The categories of each channel of the images that hold few, small values in the first random env steps.
 
     An environment that raises in one of them is not refused: a run restarts it. Then the env steps before are what counts.
@@ -173,8 +173,9 @@ def _find_categories(env: GymEnv) -> dict[str, list[int]]:
                 greatest[name] = np.maximum(greatest[name], of_channel.max(1))
                 if greatest[name].max() >= _MAX_CATEGORIES:
                     del images[name]  # it is a picture
+    root = mask_root(config)
     return {
-        part_name(leaf.path): [int(n) + 1 for n in greatest[name]]
+        part_name(leaf.path, root): [int(n) + 1 for n in greatest[name]]
         for name, leaf in images.items()
         if greatest[name].any()
     }

@@ -46,8 +46,9 @@ def with_saved_spec(saved: SavedModel, config: TrainConfig, probed: Probed) -> P
     """
     saved_spec, spec = saved.description.spec, probed.spec
     if config.env.categories is None and _without_categories(saved_spec) == _without_categories(spec):
+        root = ("obs",) if probed.action_mask == "info" else ()
         images = [leaf for leaf in saved_spec.obs.leaves if leaf.kind == "box" and leaf.categories]
-        categories = {part_name(leaf.path): list(leaf.categories) for leaf in images}
+        categories = {part_name(leaf.path, root): list(leaf.categories) for leaf in images}
         return replace(probed, spec=replace(spec, obs=saved_spec.obs), categories=categories)
     if saved_spec != spec:
         problem = saved_spec.difference(spec)

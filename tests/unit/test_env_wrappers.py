@@ -256,6 +256,9 @@ FURTHER: dict[str, spaces.Space[Any]] = {
             "b": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
         }
     ),
+    "obs": spaces.Dict(
+        {"obs": spaces.Dict(x=spaces.Discrete(2), y=spaces.Discrete(3)), "x": spaces.Discrete(4)}
+    ),
     "small": spaces.Box(0, 3, (35, 40, 1), np.uint8),
     "large": spaces.Box(0, 3, (36, 40, 1), np.uint8),
     "binary": spaces.Box(0, 1, (4, 4, 2), np.uint8),
@@ -292,6 +295,17 @@ def test_parts_within_parts_have_dotted_names_and_the_mask_stays(
     spec = GymEnv(config).spec
     assert [leaf.name for leaf in spec.obs.leaves] == expected
     assert spec.left_out == (() if keys else ("a.text (Text)",))
+
+
+@pytest.mark.usefixtures("further_spaces")
+@pytest.mark.parametrize("mask", ["none", "info"])
+def test_a_part_may_have_the_name_of_the_whole(mask: str) -> None:
+    """Also where a mask stands beside the observation."""
+    config = env_config(entry_point="tests.envs:Sampled", kwargs={"space": "obs"}, action_mask=mask)
+    root = "obs.obs" if mask == "info" else "obs"
+    for key, expected in (("obs", ["obs.x", "obs.y"]), ("obs.y", ["obs.y"]), ("x", ["x"])):
+        leaves = GymEnv(replace(config, obs_keys=[key])).spec.obs.leaves
+        assert [leaf.name for leaf in leaves if "mask" not in leaf.name] == [f"{root}.{e}" for e in expected]
 
 
 NESTED = {"entry_point": "tests.envs:Sampled", "kwargs": {"space": "nested"}}
