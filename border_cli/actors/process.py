@@ -14,7 +14,7 @@ from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
 from border_cli.runtime.child import Child
-from border_cli.runtime.supervised import Condition, Limits, Loss, SupervisedProcess
+from border_cli.runtime.supervision import Condition, Limits, Loss, SupervisedProcess
 from border_cli.runtime.transport import ModelChannel, Ring, model_layout, ring_rows
 from border_cli.runtime.worker import Ready, Reporter
 

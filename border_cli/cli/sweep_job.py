@@ -23,7 +23,7 @@ from border_cli.config import registry
 from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.progress import View
 from border_cli.run.directory import CONFIG_FILE, Launch
-from border_cli.sweeps.slots import JobEnd
+from border_cli.sweeps.local_jobs import JobEnd
 
 stopped_by: Interrupted | None = None
 """What stopped a job of another launcher in this process, which then runs no more jobs."""

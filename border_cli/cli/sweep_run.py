@@ -14,9 +14,9 @@ from hydra.core.plugins import Plugins
 from rich.console import Console
 
 from border_cli.cli import sweep_job
-from border_cli.cli.best_preset import Result, results, write_preset
 from border_cli.cli.compose import Composed, Composer, hydra_section
 from border_cli.cli.overrides import quoted
+from border_cli.cli.sweep_results import Result, results, write_preset
 from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError, first_line
 from border_cli.core.format import counted
@@ -26,10 +26,10 @@ from border_cli.run.directory import Launch, shown
 from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.machine import cpus
 from border_cli.runtime.signals import StopFlag
+from border_cli.sweeps.job_table import make_sweep_view, print_sweep_tables
 from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep
+from border_cli.sweeps.local_jobs import JobEnd, LocalExecutor, Task, divide, measure_need
 from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
-from border_cli.sweeps.screen import make_sweep_view, print_sweep_tables
-from border_cli.sweeps.slots import JobEnd, LocalExecutor, Task, divide, measure_need
 
 if TYPE_CHECKING:
     from border_cli.sweeps.ray_jobs import RaySettings
@@ -235,7 +235,7 @@ class SweepRun:
         return next((job.exit_code for job in self.started if job.exit_code), int(otherwise))
 
     def write_preset(self, job: Job, expect: str, name: str) -> str:
-        """Write the configuration of a job as a preset: see `border_cli.cli.best_preset.write_preset`."""
+        """Write the configuration of a job as a preset: see `border_cli.cli.sweep_results.write_preset`."""
         return write_preset(self.composer, self.configs[job.number], self.sweep.folder, expect, name)
 
     def close(self) -> None:

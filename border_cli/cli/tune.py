@@ -31,8 +31,8 @@ from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.format import counted
 from border_cli.display.text import print_lines
 from border_cli.run.directory import shown
+from border_cli.sweeps.job_table import print_tuning_tables
 from border_cli.sweeps.jobs import Job
-from border_cli.sweeps.screen import print_tuning_tables
 from border_cli.sweeps.study import STUDY_FILE, TuningSettings, import_optuna, value_text
 from border_cli.sweeps.tuning import Tuner
 

@@ -26,7 +26,7 @@ from border_cli.run.directory import SWEEP_FILE
 from border_cli.runtime.machine import cpus
 from border_cli.runtime.ray_cluster import Cluster, brief
 from border_cli.sweeps.jobs import read_head
-from border_cli.sweeps.slots import JobEnd, JobProcess, Task
+from border_cli.sweeps.local_jobs import JobEnd, JobProcess, Task
 
 _POLL_S = 0.5
 """How long a host waits for a message of its job [s]. A signal may have to wait as long."""

@@ -17,7 +17,7 @@ from border_cli.core.progress import JobProgress
 from border_cli.display.output import write_line
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
-from border_cli.sweeps.slots import JobEnd, JobProcess, LocalExecutor, Task
+from border_cli.sweeps.local_jobs import JobEnd, JobProcess, LocalExecutor, Task
 
 if TYPE_CHECKING:
     from border_cli.sweeps.ray_jobs import RayExecutor, RayJob

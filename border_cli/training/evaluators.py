@@ -19,7 +19,7 @@ from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime import seeding
 from border_cli.runtime.child import Child
 from border_cli.runtime.clock import Deadline
-from border_cli.runtime.supervised import Condition, Limits, SupervisedProcess
+from border_cli.runtime.supervision import Condition, Limits, SupervisedProcess
 from border_cli.runtime.transport import WORD, ModelChannel, SharedBlock, model_layout
 from border_cli.runtime.worker import Ready, Reporter
 

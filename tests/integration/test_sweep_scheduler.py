@@ -18,8 +18,8 @@ from border_cli.core.errors import ExitCode
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Job, Sweep
+from border_cli.sweeps.local_jobs import JobEnd, JobProcess, JobView, LocalExecutor
 from border_cli.sweeps.scheduler import JobQueue, Scheduler, _Slot
-from border_cli.sweeps.slots import JobEnd, JobProcess, JobView, LocalExecutor
 from tests.faults.processes import nothing_left, wait_until
 
 
@@ -203,7 +203,7 @@ def test_jobs_are_divided_among_the_gpus_that_are_free(monkeypatch: pytest.Monke
         return SimpleNamespace(gpu=gpu)
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-    monkeypatch.setattr("border_cli.sweeps.slots.JobProcess", process)
+    monkeypatch.setattr("border_cli.sweeps.local_jobs.JobProcess", process)
     executor, task = LocalExecutor(2, "cuda"), Light(Path("0"))
     first = executor.start(task, Path("0"), [])
     second = executor.start(task, Path("1"), [first])

@@ -30,7 +30,7 @@ from border_cli.runtime import forkserver
 from border_cli.runtime.child import run_in_child
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep
-from border_cli.sweeps.slots import JobEnd
+from border_cli.sweeps.local_jobs import JobEnd
 from tests.faults.commands import Command, endless
 from tests.faults.processes import processes
 from tests.real_runs import Run, tiny, train

@@ -13,7 +13,7 @@ from border_cli.actors.process import ActorHandle
 from border_cli.actors.spec import StatusBlock
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.types import Chunk, empty_items
-from border_cli.runtime.supervised import HeartbeatMonitor, Limits, RestartBudget, restart_delay_s
+from border_cli.runtime.supervision import HeartbeatMonitor, Limits, RestartBudget, restart_delay_s
 from tests.fakes import COUNTING_COLUMNS
 
 S = 10**9
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("border_cli.runtime.supervised.monotonic_ns", lambda: clock.now_ns)
+    monkeypatch.setattr("border_cli.runtime.supervision.monotonic_ns", lambda: clock.now_ns)
     return clock
 
 

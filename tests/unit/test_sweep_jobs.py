@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from border_cli.cli.best_preset import results
+from border_cli.cli.sweep_results import results
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.output import Output, output
@@ -20,9 +20,9 @@ from border_cli.recorders.files import read_jsonl
 from border_cli.run.directory import create_sweep
 from border_cli.runtime import machine
 from border_cli.runtime.worker import Reporter
+from border_cli.sweeps.job_table import make_sweep_view, print_sweep_tables
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
-from border_cli.sweeps.screen import make_sweep_view, print_sweep_tables
-from border_cli.sweeps.slots import JobEnd, JobView, Need, divide
+from border_cli.sweeps.local_jobs import JobEnd, JobView, Need, divide
 from tests.fakes import Paper
 
 GIB = 1 << 30
