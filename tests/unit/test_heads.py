@@ -308,7 +308,10 @@ def test_open_ends_of_the_range_are_set_once(
 
 def test_a_range_that_would_be_empty_or_infinite_is_not_used() -> None:
     below_every_reward, huge = c51(v_max=-8.0), c51()
-    below_every_reward.algorithm.adapt(batch_of([1.0]), 1)
+    params = below_every_reward.algorithm.state.online.params.clone()
+    for number in (1, 101):  # what is learned in this range stays
+        below_every_reward.algorithm.adapt(batch_of([1.0]), number)
+        assert torch.equal(below_every_reward.algorithm.state.online.params, params)
     huge.algorithm.adapt(batch_of([1e37] * 64), 1)
     assert (support(below_every_reward), support(huge)) == ([-9.0, -8.0], [-1.0, 1.0])
 

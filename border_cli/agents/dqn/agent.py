@@ -279,7 +279,8 @@ class DqnAlgorithm(Algorithm):
         if not batch.reward.any() or max(-low, high) > _LARGEST:
             return
         self._set_range(_MARGIN * low, _MARGIN * high)
-        if number > 1:  # all rewards were 0, and so is the value: what was learned is for other atoms
+        # If all rewards were 0, so is the value: what was learned is for other atoms.
+        if number > 1 and self._range != self._initial_range:
             support = cast(Tensor, self.networks.online.support)
             head, zero = self._head.of(self.networks.online), support.new_zeros(1)
             of_zero = head.target(support.new_zeros(1, self.config.atoms), zero, zero, zero == zero)[0]
