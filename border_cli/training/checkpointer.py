@@ -28,9 +28,9 @@ _logger = logging.getLogger(__name__)
 class CheckpointManager:
     """Saves checkpoints/step-…/ and best/ of one run.
 
-    Each write is tried twice. After a failed one training continues; the third failure in a row, or a failure of the last
-    write of the run, raises CheckpointIOError. A best model that cannot be written is kept in memory and written with the
-    next checkpoint. A block of the replay that is full is written once: later checkpoints hard-link its file.
+    Each write is tried twice. After a failed checkpoint training continues; the third failure in a row, or a failure of the
+    last write of the run, raises CheckpointIOError. A best model that cannot be written is kept in memory and written with
+    the next checkpoint. A block of the replay that is full is written once: later checkpoints hard-link its file.
 
     Attributes:
         saved_at: opt step of the newest checkpoint, 0 before the first.
@@ -66,7 +66,10 @@ class CheckpointManager:
     def save_best(self, model: ModelInfo, score: Evaluation, regular: Evaluation | None = None) -> None:
         """Replace best/ by this model. score, regular: see `contents.best_files`. The arrays are copied."""
         self._pending_best = (score.opt_steps, contents.best_files(self._model, model, score, regular))
-        self._attempt(self._write_best)
+        try:
+            self._twice(self._write_best)
+        except CheckpointIOError as e:
+            _logger.warning("%s; the model is kept in memory for the next save", first_line(e))
 
     def save(self, state: RunState, last: bool = False) -> None:
         """Write a checkpoint of this state, after the best model if that is still pending. last: no save follows."""
@@ -86,15 +89,10 @@ class CheckpointManager:
             self._attempt(self._write_best, last=True)
 
     def _attempt(self, write: Callable[[], None], last: bool = False) -> bool:
-        """Write, and once more if that fails. Returns whether it was written. Raises CheckpointIOError, see the class."""
-        began = monotonic()
+        """Write, and return whether that succeeded. Raises CheckpointIOError, see the class."""
         try:
-            try:
-                write()
-            except CheckpointIOError:
-                write()
+            self._twice(write)
         except CheckpointIOError as e:
-            self._telemetry.failed_saves += 1
             self._failures += 1
             if not last and self._failures < MAX_FAILURES:
                 _logger.warning("%s; training continues", first_line(e))
@@ -104,10 +102,22 @@ class CheckpointManager:
                 f"{first_line(e)}\n{why}; the checkpoints before it are unchanged\n"
                 "allowed: a disk that has room and can be written to; then resume=<run> continues from the newest"
             ) from e
-        finally:
-            self._telemetry.excluded_s += monotonic() - began
         self._failures = 0
         return True
+
+    def _twice(self, write: Callable[[], None]) -> None:
+        """Write, and once more if that fails."""
+        began = monotonic()
+        try:
+            try:
+                write()
+            except CheckpointIOError:
+                write()
+        except CheckpointIOError:
+            self._telemetry.failed_saves += 1
+            raise
+        finally:
+            self._telemetry.excluded_s += monotonic() - began
 
     def replay_loaded(self, replay: State) -> None:
         """Note that this replay was loaded from `resumed_from`: its full blocks are on the disk already."""

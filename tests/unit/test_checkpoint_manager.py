@@ -16,7 +16,7 @@ from border_cli.core.errors import CheckpointIOError, ExitCode
 from border_cli.core.progress import Progress
 from border_cli.core.state import RunState, State
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.training.checkpointer import CheckpointManager
+from border_cli.training.checkpointer import MAX_FAILURES, CheckpointManager
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_SPEC
@@ -97,14 +97,15 @@ def test_c6_the_third_failure_in_a_row_or_that_of_the_last_save_ends_the_run(fai
 
 
 def test_an_unwritten_best_model_is_written_before_the_next_checkpoint_or_at_the_end(failing: Make) -> None:
-    disk = failing(1, 2, 3, 4)
-    disk.save_best()
-    disk.save(1)
+    disk = failing(*range(1, 11))
+    for _ in range(MAX_FAILURES):  # which are no failures of checkpoints
+        disk.save_best()
+    disk.save(1, 2)
     assert disk.written == []  # no checkpoint refers to a best model that is not on the disk
-    disk.save(2, last=True)
-    assert disk.written == ["best", "step-000000002"]
+    disk.save(3, last=True)
+    assert (disk.written, disk.failed_saves) == (["best", "step-000000003"], 5)
     disk.manager.save_pending_best()  # nothing is pending
-    assert disk.writes == 6
+    assert disk.writes == 12
     disk = failing(*range(1, 5))
     disk.save_best()
     with pytest.raises(CheckpointIOError, match="it was the last save of the run"):
