@@ -66,7 +66,8 @@ def save_best(
 ) -> Path:
     """Write or replaces `folder/best`."""
     files = best_files(model, ModelInfo(score.opt_steps, dict(arrays)), score, regular)
-    return store.write(folder, BEST, files, score.opt_steps)
+    store.write(folder, BEST, files, score.opt_steps)
+    return folder / BEST
 
 
 def save_model(folder: Path, model: ModelDescription, opt_steps: int) -> Path:

@@ -120,8 +120,8 @@ def aside(path: Path) -> Path:
 # -- writing ------------------------------------------------------------
 
 
-def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int) -> Path:
-    """Write the checkpoint `parent/name`, replacing an existing one, and return its path.
+def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int) -> Manifest:
+    """Write the checkpoint `parent/name`, replacing an existing one, and return its manifest.
 
     Only one process may write below `parent` at a time. What a crashed writer left there is removed. New files are read
     back and verified before the checkpoint gets its name; linked files were verified when they were written.
@@ -139,7 +139,8 @@ def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int)
                 shutil.rmtree(leftover)
         temporary.mkdir()
         entries = {file_name: _put_file(temporary / file_name, files[file_name]) for file_name in files}
-        _put_file(temporary / MANIFEST_FILE, Manifest(opt_steps, entries).encode())
+        manifest = Manifest(opt_steps, entries)
+        _put_file(temporary / MANIFEST_FILE, manifest.encode())
         _sync_folder(temporary)
         read(temporary, (), by_size={key for key, content in files.items() if isinstance(content, LinkTo)})
         _put_in_place(temporary, path)
@@ -149,7 +150,7 @@ def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int)
         ) from e
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return path
+    return manifest
 
 
 def prune(parent: Path, keep: int, by_size: Collection[str] = ()) -> None:

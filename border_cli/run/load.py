@@ -270,7 +270,8 @@ def save_agent(
     path = Path(path).absolute()
     model = ModelDescription(asdict(config), asdict(env or EnvConfig()), spec, tuple(plugins))
     info = agent.model_info()
-    return store.write(path.parent, path.name, agent_files(model, info, agent.state()), info.version)
+    store.write(path.parent, path.name, agent_files(model, info, agent.state()), info.version)
+    return path
 
 
 def load_agent(

@@ -139,13 +139,12 @@ class CheckpointManager:
         links = {name: self._written_blocks[name] for name in _full(replay) if name in self._written_blocks}
         for name, link in links.items():
             files[name] = store.LinkTo(*link, files[name])
-        folder = self._dir / CHECKPOINTS
-        path = store.write(folder, store.step_name(info.version), files, info.version)
+        path = self._dir / CHECKPOINTS / store.step_name(info.version)
+        manifest = store.write(path.parent, path.name, files, info.version)
         try:
-            store.prune(folder, self._keep, by_size=(REPLAY,))
+            store.prune(path.parent, self._keep, by_size=(REPLAY,))
         except CheckpointIOError as e:  # the new checkpoint is there; one more old one does no harm
             _logger.warning("%s", e)
-        manifest = store.read_manifest(path)
         self._note_blocks(path, manifest, replay)
         total = sum(entry.bytes for entry in manifest.files.values())
         new = total - sum(manifest.files[name].bytes for name in links)

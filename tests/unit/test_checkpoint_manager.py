@@ -33,7 +33,7 @@ class Disk:
         self.manager = CheckpointManager(folder, TrainConfig(), COUNTING_SPEC, self._agent, self.telemetry)
         write = store.write
 
-        def write_or_fail(parent: Path, name: str, files: Any, opt_steps: int) -> Path:
+        def write_or_fail(parent: Path, name: str, files: Any, opt_steps: int) -> store.Manifest:
             self.writes += 1
             if self.writes in refused:
                 raise CheckpointIOError(f"checkpoint {name} cannot be written: No space left\nthe rest")

@@ -58,7 +58,8 @@ def contents(info: ModelInfo = INFO) -> Files:
 
 def save(folder: Path, **changes: bytes) -> Path:
     """Save a checkpoint of opt step 7. changes: forged content of files, with correct checksums."""
-    return store.write(folder, store.step_name(7), {**contents(), **changes}, 7)
+    store.write(folder, store.step_name(7), {**contents(), **changes}, 7)
+    return folder / store.step_name(7)
 
 
 def names(folder: Path) -> list[str]:
@@ -94,9 +95,10 @@ def test_manifests_with_wrong_content_are_refused(changes: dict[str, Any], said:
 
 def test_files_are_read_back_and_no_temporary_file_remains(tmp_path: Path) -> None:
     store.write(tmp_path, "best", {"model.json": b"old", "other.json": b"old"}, 1)
-    path = store.write(tmp_path, "best", {**FILES, "replay.bin": lambda: b"ab"}, 7)
-    manifest, files = store.read(path)
-    assert (manifest.opt_steps, files) == (7, {**FILES, "replay.bin": b"ab"})
+    path = tmp_path / "best"
+    written = store.write(tmp_path, "best", {**FILES, "replay.bin": lambda: b"ab"}, 7)
+    assert store.read(path) == (written, {**FILES, "replay.bin": b"ab"})
+    assert written.opt_steps == 7
     assert store.read(path, ("replay",))[1] == {"replay.bin": b"ab"}
     assert names(tmp_path) == ["best"]
     assert names(path) == ["manifest.json", "model.bin", "model.json", "replay.bin"]
@@ -203,7 +205,8 @@ def test_names_and_links_that_are_no_checkpoints_are_not_read(tmp_path: Path) ->
 
 
 def test_a_crash_between_two_renames_hides_no_checkpoint(tmp_path: Path) -> None:
-    path = store.write(tmp_path, store.step_name(5), FILES, 5)
+    path = tmp_path / store.step_name(5)
+    store.write(tmp_path, path.name, FILES, 5)
     path.rename(store.aside(path))
     assert store.newest_valid(tmp_path) == path
     assert store.read(path)[1] == FILES
@@ -213,7 +216,8 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader has opened the folder that the writer removes."""
-    path, open_plain = store.write(tmp_path, "best", FILES, 1), store.open_plain
+    open_plain = store.open_plain
+    store.write(tmp_path, "best", FILES, 1)
 
     def replace_first(name: str, folder: int) -> Any:
         if name == "model.json":
@@ -222,7 +226,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(
         return open_plain(name, folder)
 
     monkeypatch.setattr(store, "open_plain", replace_first)
-    assert store.verify(path).opt_steps == 2
+    assert store.verify(tmp_path / "best").opt_steps == 2
 
 
 def test_a_checkpoint_is_read_back_completely(tmp_path: Path) -> None:

@@ -284,8 +284,8 @@ def test_what_is_used_instead_is_noted(tmp_path: Path, run: Path) -> None:
     break_model(run / SECOND)
     note = "step-000000200 does not verify: this is step-000000100"
     assert model_directory(run, "last") == Located(run / FIRST, run, note)
-    alone = store.write(tmp_path / "alone", "model", {"model.json": b"{}"}, 3)
-    assert model_directory(alone) == Located(alone, None)
+    store.write(tmp_path / "alone", "model", {"model.json": b"{}"}, 3)
+    assert model_directory(tmp_path / "alone/model") == Located(tmp_path / "alone/model", None)
 
 
 def test_without_a_path_the_latest_run_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
