@@ -1,7 +1,8 @@
 """The loop of an actor: act on credit, hand over chunks, take the newest model between chunks.
 
 What it shares with the learner is an `ActorStatus` (credit, stop, counters, heartbeat), a `Ring` and a `ModelChannel`. They
-work between processes and between threads; on another machine, a thread there carries on (`border_cli.actors.remote`).
+work between processes and between threads; on another machine, they are between two threads of
+`border_cli.actors.ray_actors.RemoteActor`.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Composed:
 
 
 class Composer:
-    """Hydra over conf/ and the user's folders. It does not touch the Hydra of a program that uses us.
+    """Hydra over conf/ and the user's folders, with the rules of Hydra 1.3 (`version_base`).
 
     It imports the plugins that were typed. All methods raise UsageError for a mistake of the user. config_dir: the folder
     of --config-dir. `search` is the override with the user's folders, where there are any.
@@ -181,9 +181,14 @@ class Composer:
 
 def _folder(merged: DictConfig, config: TrainConfig, key: str) -> str:
     """A folder of Hydra's section, whose interpolations may name any key of the configuration."""
-    HydraConfig.instance().set_config(merged)  # for interpolations such as ${hydra:job.num}
-    with translated():
-        folder = OmegaConf.select(_beside(to_plain(config), merged), key, throw_on_missing=True)
+    current = HydraConfig.instance()
+    before = current.cfg
+    current.set_config(merged)  # for interpolations such as ${hydra:job.num}
+    try:
+        with translated():
+            folder = OmegaConf.select(_beside(to_plain(config), merged), key, throw_on_missing=True)
+    finally:
+        current.cfg = before  # a program that uses us may have its own
     if not folder:
         raise UsageError(f"{key}=: the value is missing", allowed=f"{key}=<folder>")
     return str(folder)

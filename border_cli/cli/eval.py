@@ -162,6 +162,8 @@ def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
 
 def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy) -> Evaluation:
     """Run the episodes. Raises Interrupted when asked to stop meanwhile."""
+    from gymnasium.error import DependencyNotInstalled
+
     n_envs = 1 if flags.render == "human" else min(_ENVS, flags.episodes)  # a person watches one window
     seeds = [seeding.integer(flags.seed, seeding.EVAL_COMMAND, i) for i in range(flags.episodes)]
     with StopFlag() as stop, closing(_make_env(config, n_envs, flags.render)) as env:
@@ -180,7 +182,15 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
                 write_line(sys.stderr, f"{runner.ended} of {flags.episodes} episodes have ended, {longest}")
                 silence = Deadline(_SILENCE_S)
 
-        evaluation = runner.evaluate(policy, saved.info.version, seeds, tick)
+        try:
+            evaluation = runner.evaluate(policy, saved.info.version, seeds, tick)
+        except ActorLostError as e:
+            if not isinstance(e.__cause__, DependencyNotInstalled):  # which shows at the first frame
+                raise
+            raise UsageError(
+                f"render={flags.render} needs a package that is not installed",
+                allowed="pip install 'border-cli[render]'",
+            ) from e
         if evaluation is None:
             raise Interrupted(stop.code or ExitCode.SIGINT)
     return evaluation

@@ -478,7 +478,7 @@ class TrainConfig:
     plan: bool = option(
         False, "print what the run would do and need, with an estimate of its time; train nothing"
     )
-    debug: bool = option(False, "show tracebacks")
+    debug: bool = option(False, "show tracebacks, if it is typed on the command line")
 
 
 GROUPS = tuple(f.name for f in fields(TrainConfig) if "option" not in f.metadata)

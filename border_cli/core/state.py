@@ -138,7 +138,7 @@ def to_json(data: Any) -> bytes:
 
 
 def from_json(text: bytes) -> Any:
-    """The inverse of `to_json`. Raises ValueError for anything else, such as more than MAX_JSON_BYTES."""
+    """The inverse of `to_json`. Raises ValueError for no JSON, a key that comes twice, and more than MAX_JSON_BYTES."""
     if len(text) > MAX_JSON_BYTES:
         raise ValueError(f"it is larger than {MAX_JSON_BYTES} bytes")
 

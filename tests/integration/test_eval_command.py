@@ -302,6 +302,18 @@ def test_a_video_without_its_package_names_the_extra(
     assert "pip install 'border-cli[video]'" in refused(capsys, "run", "trust=true", "episodes=1", "video=1")
 
 
+def test_rendering_without_its_package_names_the_extra(
+    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(_: DrawingEnv, action: int) -> Any:
+        raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+
+    monkeypatch.setattr(DrawingEnv, "step", step)
+    save_drawing()
+    error = refused(capsys, "run", "trust=true", "episodes=1", "render=human")
+    assert "pip install 'border-cli[render]'" in error
+
+
 def test_rendering_without_opengl_names_mujoco_gl(
     capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
 ) -> None:
