@@ -45,13 +45,7 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
 
     Raises UsageError for what is not there, NoValidCheckpointError where no last checkpoint verifies.
     """
-    path = named or RUNS / LATEST
-    if named is None and not path.is_dir():
-        raise UsageError(
-            f"there is no run below {RUNS}/", allowed="the path of a run, or a border-train first"
-        )
-    if named is None and path.is_symlink():
-        path = RUNS / path.readlink()
+    path = named or _latest_run()
     if (path / MANIFEST_FILE).exists():  # a model directory itself
         if checkpoint is not None:
             raise UsageError(
@@ -92,6 +86,19 @@ def run_directory(named: Path, allowed: str = _ALLOWED) -> Path:
     if not (named / CONFIG_FILE).is_file():
         raise _no_run(named, allowed)
     return named.resolve()
+
+
+def _latest_run() -> Path:
+    """What runs/latest leads to. The newest run by name if there are no links here, or if that run was removed."""
+    latest = RUNS / LATEST
+    if latest.is_dir():
+        return RUNS / latest.readlink() if latest.is_symlink() else latest
+    runs = [file.parent for file in RUNS.glob(f"[0-9]*/*/{CONFIG_FILE}")]
+    if not runs:
+        raise UsageError(
+            f"there is no run below {RUNS}/", allowed="the path of a run, or a border-train first"
+        )
+    return max(runs)
 
 
 def _last(run_dir: Path) -> Located:

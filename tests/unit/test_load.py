@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -291,9 +292,12 @@ def test_what_is_used_instead_is_noted(tmp_path: Path, run: Path) -> None:
 def test_without_a_path_the_latest_run_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "no run below runs" in refused(None)
-    make_run(Path("runs/2026-01-01/10-00-00.000_dqn_a"))
+    first = make_run(Path("runs/2026-01-01/10-00-00.000_dqn_a"))
     second = make_run(Path("runs/2026-01-02/09-00-00.000_dqn_a"))
-    Path("runs/latest").symlink_to("2026-01-02/09-00-00.000_dqn_a")
+    assert model_directory().path == second / "best"
+    Path("runs/latest").symlink_to("2026-01-01/10-00-00.000_dqn_a")
+    assert model_directory().path == first / "best"
+    shutil.rmtree(first)  # the link stays
     assert model_directory().path == second / "best"
 
 
