@@ -37,13 +37,13 @@ def parse_checkpoint(text: str) -> str | int:
 
 
 def model_directory(named: Path | None = None, checkpoint: str | int | None = None) -> Located:
-    """The model to load. Nothing in the directory is imported or run; `contents.read_model` verifies it.
+    """The model to load. Nothing in the directory is imported or run.
 
     Args:
         named: a run, a checkpoint directory, best/, or None for the latest run below ./runs.
         checkpoint: "best", "last" or an opt step; None takes the best, or the last where there is no best yet.
 
-    Raises UsageError for what is not there, NoValidCheckpointError where no last checkpoint verifies.
+    Raises UsageError for what is not there, NoValidCheckpointError where nothing verifies.
     """
     path = named or _latest_run()
     if (path / MANIFEST_FILE).exists():  # a model directory itself
@@ -58,27 +58,13 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
     run_dir = path.parent if path.name == CHECKPOINTS else path
     if not any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE, CHECKPOINTS, BEST)):
         raise _no_run(path)
-    has_best = store.exists(run_dir / BEST)
     if checkpoint == LAST:
         return _last(run_dir)
-    if checkpoint in (None, BEST) and not has_best:
+    if checkpoint in (None, BEST) and not store.exists(run_dir / BEST):
         last = _last(run_dir)
         note = f"no evaluation has found a best model yet: this is the last checkpoint, {last.path.name}"
         return Located(last.path, run_dir, f"{note}; {last.note}" if last.note else note)
-    if checkpoint in (None, BEST):
-        model = run_dir / BEST
-    else:
-        steps = {int(path.name.partition("-")[2]): path for path in store.list_steps(run_dir / CHECKPOINTS)}
-        if checkpoint not in steps:
-            near = min(steps, key=lambda step: abs(step - int(checkpoint)), default=None)
-            words = [*([BEST] if has_best else []), *([LAST] if steps else []), *map(str, steps)]
-            raise UsageError(
-                f"checkpoint={checkpoint}: {run_dir} has none",
-                nearest=None if near is None else f"checkpoint={near}",
-                allowed=words or "another run",
-            )
-        model = steps[int(checkpoint)]
-    return Located(model, run_dir)
+    return Located(_chosen(run_dir, str(BEST if checkpoint is None else checkpoint)), run_dir)
 
 
 def run_directory(named: Path, allowed: str = _ALLOWED) -> Path:
@@ -99,6 +85,28 @@ def _latest_run() -> Path:
             f"there is no run below {RUNS}/", allowed="the path of a run, or a border-train first"
         )
     return max(runs)
+
+
+def _chosen(run_dir: Path, checkpoint: str) -> Path:
+    """best/ or the checkpoint of an opt step. If it is missing or does not verify, the error names the others."""
+    steps = {str(int(path.name.partition("-")[2])): path for path in store.list_steps(run_dir / CHECKPOINTS)}
+    best = {BEST: run_dir / BEST} if store.exists(run_dir / BEST) else {}
+    models = best | steps
+    if checkpoint not in models:
+        near = min(steps, key=lambda step: abs(int(step) - int(checkpoint)), default=None)
+        raise UsageError(
+            f"checkpoint={checkpoint}: {run_dir} has none",
+            nearest=near and f"checkpoint={near}",
+            allowed=[*best, *([LAST] if steps else []), *steps] or "another run",
+        )
+    try:
+        store.verify(models[checkpoint], _UNREAD)
+    except store.InvalidCheckpointError as e:
+        others = [str(path) for path in models.values() if store.verifies(path, _UNREAD)]
+        if not others:
+            raise
+        raise UsageError(str(e), allowed=others) from e
+    return models[checkpoint]
 
 
 def _last(run_dir: Path) -> Located:

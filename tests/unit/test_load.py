@@ -333,10 +333,30 @@ def test_a_run_with_only_best(tmp_path: Path, checkpoint: str | int, allowed: st
     assert error.splitlines()[1] == f"allowed: {allowed}"
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "damaged", "allowed"),
+    [
+        (None, ["best", SECOND], [FIRST]),
+        ("best", ["best"], [SECOND, FIRST]),
+        (100, [FIRST], ["best", SECOND]),
+    ],
+)
+def test_the_error_of_a_damaged_model_names_the_others_of_the_run(
+    run: Path, checkpoint: str | int | None, damaged: list[str], allowed: list[str]
+) -> None:
+    for name in damaged:
+        break_model(run / name)
+    first, second = refused(run, checkpoint).splitlines()
+    assert "/model.json does not verify" in first
+    assert second == f"allowed: {', '.join(str(run / name) for name in allowed)}"
+
+
 def test_a_run_without_a_checkpoint_that_verifies_has_no_last_one(run: Path) -> None:
     for path in (FIRST, SECOND):
         break_model(run / path)
     assert "/model.json" in refused(run, "last", NoValidCheckpointError)
+    break_model(run / "best")
+    assert "allowed" not in refused(run, "best", NoValidCheckpointError)
 
 
 @pytest.mark.parametrize(("text", "choice"), [("best", "best"), ("last", "last"), ("1000", 1000)])
