@@ -185,7 +185,8 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
         try:
             evaluation = runner.evaluate(policy, saved.info.version, seeds, tick)
         except ActorLostError as e:
-            if not isinstance(e.__cause__, DependencyNotInstalled):  # which shows at the first frame
+            # Only the first frame shows that the package for drawing is missing.
+            if flags.render is None or not isinstance(e.__cause__, DependencyNotInstalled):
                 raise
             raise UsageError(
                 f"render={flags.render} needs a package that is not installed",

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from border_cli.config import presets
-from border_cli.config.convert import all_keys, nearest_key
+from border_cli.config.convert import all_keys, known_keys, nearest_key
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
@@ -84,6 +84,15 @@ class _Translation:
             if "agent" not in ours and fitting != "agent=dqn":
                 self.words.insert(0, fitting)
             self.words = [fitting if word == "agent=" else word for word in self.words]
+            self._leave_out_what_lacks(ours.get("agent") or fitting.removeprefix("agent="))
+
+    def _leave_out_what_lacks(self, agent: str) -> None:
+        """Leave out the words for keys that other agents have and this one has not."""
+        if agent in AGENTS:
+            lacking = set(self._keys) - set(known_keys({"agent": {"type": agent}})) - set(GROUPS)
+            left_out = [word for word in self.words if word.partition("=")[0] in lacking]
+            self.left_out += [f"{word} (agent={agent} has no such setting)" for word in left_out]
+            self.words = [word for word in self.words if word not in left_out]
 
     def _translate(self, rest: list[str]) -> None:
         """Take the first of the remaining words, with its value, and add what it means."""
@@ -142,8 +151,13 @@ class _Translation:
             why = target.removeprefix("# ") if target.startswith("#") else "files of other tools are not read"
             self.left_out.append(f"{typed} ({why})")
             return []
+        if "=" in target and value.lower() in ("false", "0", "no"):
+            self.left_out.append(f"{typed} (it is off by default)")
+            return []
         if "=" in target:
-            return [] if value.lower() in ("false", "0", "no") else target.split()
+            return target.split()
+        if target == "env.kwargs" and re.match(r"\w+:", value):
+            return [f"{target}.{value.replace(':', '=', 1)}"]
         if target == "--config-dir":
             return [target, value]
         if target == "env":

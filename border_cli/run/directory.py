@@ -279,7 +279,7 @@ def folder_error(error: OSError, path: Path) -> BorderError:
     reason = error.strerror or type(error).__name__
     return UsageError(
         f"{path} cannot be made or written to: {reason}",
-        allowed="another folder, by hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m",
+        allowed="a folder that you may write to, such as hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m",
     )
 
 

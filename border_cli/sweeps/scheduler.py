@@ -149,10 +149,8 @@ class Scheduler:
                 latest = {slot.job.number: slot.process.latest for slot in self._running}
                 rows = [(job, latest.get(job.number) or job.progress) for job in self._sweep.jobs]
                 self._view.show(rows, self._eta_s(len(self._again) + source.left), source.stage)
-        except (
-            Exception
-        ):  # such as a full disk under the records of a tuning: what the jobs have learned is kept
-            self._stop_all()
+        except Exception:
+            self._stop_all()  # what the jobs have learned is kept, for instance on a full disk
             raise
         finally:
             for process in self._processes:

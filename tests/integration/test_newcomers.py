@@ -32,6 +32,7 @@ LINES = {
     "--algo sac --env Pendulum-v1 -optimize --n-trials 50": (
         "agent=sac env=pendulum -m hydra/sweeper=border_optuna hydra.sweeper.n_trials=50"
     ),
+    "--algo dqn --env CartPole-v1 --env-kwargs gravity:5": "agent=dqn env=cartpole env.kwargs.gravity=5",
     "DQN MlpPolicy CartPole-v1 total_timesteps=100000": "agent=dqn env=cartpole trainer.max_env_steps=100000",
     "agent=sac env=HalfCheetah-v4 ent_coef=auto tau=0.005 train_freq=1 gradient_steps=1": (
         "agent=sac env=halfcheetah agent.entropy_coef=auto agent.target_tau=0.005 trainer.opt_interval=1"
@@ -116,6 +117,11 @@ def test_the_table_names_keys_that_exist_and_each_word_once() -> None:
         ("--config-name mine", "--config-dir DIR, with DIR/env/mine.yaml for env=mine"),
         ("--algo ppo --env CartPole-v1", "ppo (on-policy: border-train has off-policy agents only)"),
         ("--env HalfCheetah-v4", "HalfCheetah-v4 (env=halfcheetah is HalfCheetah-v5)"),
+        (
+            "--algo sac --env Pendulum-v1 --exploration-final-eps 0.1",
+            "agent.epsilon_final=0.1 (agent=sac has no such setting)",
+        ),
+        ("--cuda false", "--cuda false (it is off by default)"),
         ("--seed 3 --no-such-thing 5", "--no-such-thing 5 (there is no such setting)"),
         ("target_update_interval=500", "target_update_interval=500 (agent.target_interval is in opt steps)"),
     ],
