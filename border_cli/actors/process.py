@@ -36,10 +36,9 @@ def actor_main(
     """What the process runs (see `border_cli.runtime.child.Child`)."""
 
     def state_wanted() -> bool:
-        try:
+        with contextlib.suppress(EOFError, ConnectionResetError):
             return reporter.pipe.poll() and isinstance(reporter.pipe.recv(), SendState)
-        except (EOFError, ConnectionResetError):
-            return False  # the learner died, and this process ends with it
+        return False  # the learner died, and this process ends with it
 
     run_actor(spec, actor_id, models, ring, status, reporter.send, state_wanted, state)
 

@@ -132,8 +132,12 @@ class RemoteActor:
         return Reply(chunks, messages, status.state, *counts)
 
     def _run(self, setup: RemoteSetup) -> None:
+        def state_wanted() -> bool:
+            wanted, self._wants_state = self._wants_state, False
+            return wanted
+
         name = f"actor {setup.actor_id.actor}"
-        parts = self._models, self._ring, self._status, self.send, self._state_wanted
+        parts = self._models, self._ring, self._status, self.send, state_wanted
         try:
             run_actor(setup.spec, setup.actor_id, *parts, setup.state)
         except BaseException as error:  # noqa: BLE001 - also SystemExit, which user code may raise
@@ -141,10 +145,6 @@ class RemoteActor:
             first, newline, rest = failure.error.partition("\n")
             text = f"{first} (on node {node}){newline}{rest}"
             self.send(replace(failure, error=text, context={**failure.context, "node": node}))
-
-    def _state_wanted(self) -> bool:
-        wanted, self._wants_state = self._wants_state, False
-        return wanted
 
     def send(self, message: object) -> None:
         """Let the next reply have this message, or record of a log."""

@@ -113,9 +113,9 @@ def _check_value(saved: Any, fresh: Any, where: str) -> None:
     else:
         fits = type(saved) is kind
     if not fits:
-        raise IncompatibleStateError(
-            f"{where} is {_shown(saved)} in the saved state, not of type {kind.__name__}"
-        )
+        text = repr(saved)
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        raise IncompatibleStateError(f"{where} is {shown} in the saved state, not of type {kind.__name__}")
     if isinstance(fresh, dict):
         if different := sorted(map(str, saved.keys() ^ fresh.keys())):
             raise IncompatibleStateError(f"the saved state of {where} differs in {', '.join(different)}")
@@ -167,8 +167,3 @@ def finite_or_null(data: Any) -> Any:
 def number(value: float | None) -> float:
     """A saved number, NaN for null."""
     return math.nan if value is None else float(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -167,12 +167,12 @@ def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
         args = (config.env, tuple(config.plugins), config.seed)
         child = Child("trial", factories.probe_env, args)
         probed: Probed = child.answer(making_s(config), waiting)
-    except TimeoutError as e:
-        raise UsageError(
-            f"env: making the environment took longer than {making_s(config):g} s",
-            allowed="a higher actor_manager.start_timeout_s",
-        ) from e
-    except ChildError as e:
+    except (TimeoutError, ChildError) as e:
+        if isinstance(e, TimeoutError):
+            raise UsageError(
+                f"env: making the environment took longer than {making_s(config):g} s",
+                allowed="a higher actor_manager.start_timeout_s",
+            ) from e
         first, newline, said = str(e).partition("\n")
         if e.error_type == "BorderError":  # a module that failed on import
             raise BorderError(str(e)) from e

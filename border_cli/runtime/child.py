@@ -277,10 +277,8 @@ def describe_exit(exitcode: int) -> str:
     """How a process ended, in words."""
     if exitcode >= 0:
         return f"exited with code {exitcode}"
-    try:
-        return f"was killed by {signal.Signals(-exitcode).name}"
-    except ValueError:  # most real-time signals have no name
-        return f"was killed by signal {-exitcode}"
+    names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
+    return f"was killed by {names.get(-exitcode, f'signal {-exitcode}')}"
 
 
 def log_here(record: logging.LogRecord) -> None:

@@ -20,10 +20,9 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    finally:
         with contextlib.suppress(OSError):  # the first error is the one to raise
             temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from border_cli.runtime.signals import blocked
-from border_cli.runtime.transport import SharedBlock, resource_error
+from border_cli.runtime.transport import SharedBlock, resource_errors
 from border_cli.runtime.worker import PassedDescriptor, Setup
 
 LIGHT_PRELOAD = ("gymnasium", "border_cli.run.factories", "border_cli.actors.process")
@@ -99,23 +99,18 @@ def start(setup: Setup, function: Callable[..., Any], args: tuple[Any, ...], pip
             content = bytes(reduction.ForkingPickler.dumps((function, args)))
         finally:
             context.set_spawning_popen(None)
-        with contextlib.closing(
-            _pickled((_preload, setup, content), f"the arguments of {setup.name}")
-        ) as block:
-            try:
+        data = reduction.ForkingPickler.dumps((_preload, setup, content))
+        with contextlib.closing(SharedBlock(len(data), f"the arguments of {setup.name}")) as block:
+            os.pwrite(block.fileno(), data, 0)
+            with resource_errors(f"starting {setup.name}"):
                 _request([theirs.fileno(), block.fileno(), pipe, *passing.descriptors])
-            except OSError as error:
-                ours.close()
-                raise resource_error(error, f"starting {setup.name}") from error
     return ours
 
 
 def connected(owner: str) -> tuple[Connection, Connection]:
     """Two connected ends, with room for some messages. Raises ResourceError if there is no descriptor left."""
-    try:
+    with resource_errors(f"the pipe of {owner}"):
         ends = socket.socketpair()
-    except OSError as error:
-        raise resource_error(error, f"the pipe of {owner}") from error
     for end in ends:
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, buffer, _SOCKET_BYTES)
@@ -143,13 +138,6 @@ def preparation(name: str) -> dict[str, Any]:
         del data["start_method"]
     data["authkey"] = bytes(data["authkey"])
     return data
-
-
-def _pickled(content: object, purpose: str) -> SharedBlock:
-    data = reduction.ForkingPickler.dumps(content)
-    block = SharedBlock(len(data), purpose)
-    os.pwrite(block.fileno(), data, 0)
-    return block
 
 
 class _Passing:
@@ -217,7 +205,6 @@ atexit.register(end_forkserver)
 
 def pid_gone(pid: int) -> bool:
     """Whether no process runs under this id; one that only waits to be reaped counts as gone."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return True
+    return True

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
@@ -133,7 +133,8 @@ class _Server:
 
     def _start(self, client: socket.socket, descriptors: list[int]) -> None:
         status = Connection(descriptors[0])
-        preload, setup, content = _read(descriptors[1])
+        arguments = os.pread(descriptors[1], os.fstat(descriptors[1]).st_size, 0)
+        preload, setup, content = reduction.ForkingPickler.loads(arguments)
         _import(preload)
         if setup.trains:  # it is a client too
             ours, requests = socket.socketpair()
@@ -210,11 +211,8 @@ class _Server:
             running.printed = -1
             return False
         running.tail = (running.tail + data)[-_TAIL:]
-        if running.file is not None:
-            self._write(running, running.file, data)
-        return True
-
-    def _write(self, running: _Running, file: str, data: bytes) -> None:
+        if (file := running.file) is None:
+            return True
         size = Path(file).stat().st_size if Path(file).exists() else 0
         kept = data[: max(0, MOST_OUTPUT - size)]
         if kept:
@@ -227,6 +225,7 @@ class _Server:
             if not _append(file, text):
                 kept = b""
         running.left_out += len(data) - len(kept)
+        return True
 
     def _reap(self) -> None:
         """Take the exit codes of the processes that have ended."""
@@ -276,12 +275,10 @@ class _Server:
 
 def _append(file: str, data: bytes) -> bool:
     """Append to a file. False where the disk does not take it."""
-    try:
-        with Path(file).open("ab", buffering=0) as opened:
-            opened.write(data)
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), Path(file).open("ab", buffering=0) as opened:
+        opened.write(data)
+        return True
+    return False
 
 
 def _tell(status: Connection, message: object) -> None:
@@ -296,7 +293,3 @@ def _import(modules: Sequence[str]) -> None:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     gc.freeze()  # looking for garbage among it would copy its pages in every child
-
-
-def _read(block: int) -> Any:
-    return reduction.ForkingPickler.loads(os.pread(block, os.fstat(block).st_size, 0))

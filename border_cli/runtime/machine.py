@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -64,10 +65,9 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    try:
+    with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 _cpu_share: int | None = None

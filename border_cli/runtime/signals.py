@@ -97,9 +97,8 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is threading.main_thread():
             ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            numbers = [number for number in _CODES if number is not signal.SIGHUP or not ignored]
+            numbers = [number for number in LEFT_TO_CLIENT if number is not signal.SIGHUP or not ignored]
             self._previous = {number: handle(number, self._on_signal) for number in numbers}
-            self._previous[signal.SIGUSR1] = handle(signal.SIGUSR1, self._on_save_request)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,13 +108,10 @@ class StopFlag:
         self._previous = {}
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            self._save_requested = True
+            return
         self.request(_CODES[signal.Signals(number)])
         # Process 1 of a container has no default action.
-        signal.signal(signal.SIGINT, signal.SIG_DFL if os.getpid() != 1 else _exit_at_once)
-
-    def _on_save_request(self, *_: object) -> None:
-        self._save_requested = True
-
-
-def _exit_at_once(*_: object) -> None:
-    os._exit(ExitCode.SIGINT)
+        again = signal.SIG_DFL if os.getpid() != 1 else lambda *_: os._exit(ExitCode.SIGINT)
+        signal.signal(signal.SIGINT, again)

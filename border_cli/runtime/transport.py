@@ -17,7 +17,7 @@ import select
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import context, reduction
 from typing import Any, NamedTuple
 
@@ -56,11 +56,9 @@ class SharedBlock:
     def __init__(self, size: int, purpose: str, passed: Any = None) -> None:
         self.size = max(size, CACHE_LINE)
         self._fd = -1
-        try:
+        with resource_errors(purpose, self.size):
             self._fd = _allocate(self.size) if passed is None else passed.detach()
             self._map = mmap.mmap(self._fd, self.size)
-        except OSError as error:
-            raise resource_error(error, purpose, self.size) from error
         if passed is not None:
             self.close()
 
@@ -98,13 +96,11 @@ class SharedEvent:
 
     def __init__(self, passed: Any = None) -> None:
         self._fds: tuple[int, ...] = ()
-        try:
+        with resource_errors("the wake-up of an actor"):
             if passed is not None:
                 self._fds = (passed.detach(),)
             else:
                 self._fds = (os.eventfd(0),) if hasattr(os, "eventfd") else os.pipe()
-        except OSError as error:
-            raise resource_error(error, "the wake-up of an actor") from error
         os.set_blocking(self._fds[-1], False)  # a child that never reads does not block its parent
         os.set_inheritable(self._fds[0], False)
         self._poll = select.poll()
@@ -153,6 +149,15 @@ def _allocate(size: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+@contextlib.contextmanager
+def resource_errors(purpose: str, nbytes: int = 0) -> Iterator[None]:
+    """Turn an OSError that is raised inside into the ResourceError of `resource_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise resource_error(error, purpose, nbytes) from error
 
 
 def resource_error(error: OSError, purpose: str, nbytes: int = 0) -> ResourceError:
