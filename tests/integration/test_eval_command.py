@@ -16,6 +16,7 @@ import pytest
 
 from border_cli.cli.eval import main
 from border_cli.config.schema import EnvConfig
+from border_cli.core.errors import ExitCode
 from border_cli.envs import make
 from border_cli.envs.group import GymEnv
 from border_cli.envs.gym_spaces import env_spec
@@ -312,6 +313,8 @@ def test_rendering_without_its_package_names_the_extra(
     save_drawing()
     error = refused(capsys, "run", "trust=true", "episodes=1", "render=human")
     assert "pip install 'border-cli[render]'" in error
+    assert main(["run", "trust=true", "episodes=1"]) == ExitCode.ACTOR_LOST  # a package of the environment
+    assert "border-cli[render]" not in capsys.readouterr().err
 
 
 def test_rendering_without_opengl_names_mujoco_gl(

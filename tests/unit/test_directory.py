@@ -61,6 +61,9 @@ def test_a_run_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         create_run("dqn_cartpole", tmp_path / "file" / "runs")
     with pytest.raises(UsageError, match="cannot be made"), exclusive(tmp_path / "a" / ("x" * 300)):
         pass
+    (tmp_path / ".lock").symlink_to("file")
+    with pytest.raises(UsageError, match="allowed: a folder that you may write to"), locked(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"])
