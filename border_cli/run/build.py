@@ -223,7 +223,7 @@ def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int
         return ProcessEvaluator(parts, agent.model_info(), e.heartbeat_timeout_s, e.restarts, limit)
     lazy = c.trainer.eval_interval is None or not is_reproducible(c)
     make_runner = partial(parts.runner, setup.tick, setup.stop)
-    return InlineEvaluator(make_runner, parts.policy(setup.spec), lazy, limit)
+    return InlineEvaluator(make_runner, parts.policy(setup.spec), lazy=lazy, limit=limit)
 
 
 def make_inline_evaluator(config: TrainConfig, spec: EnvSpec) -> InlineEvaluator:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 from border_cli.config.schema import TrainerConfig
@@ -60,13 +60,14 @@ class EvaluationParts:
 class EvalJob:
     """A model to evaluate.
 
-    env_steps: count when it was submitted · played: its evaluations so far, the regular one and, where that reaches
-    `stop_return`, another on fresh episodes · seconds: duration of both.
+    env_steps: count when it was submitted · regular: the result, None until it is there · fresh: where that reaches
+    `stop_return`, the result on fresh episodes · seconds: duration of both.
     """
 
     model: ModelInfo
     env_steps: int
-    played: list[Evaluation] = field(default_factory=list)
+    regular: Evaluation | None = None
+    fresh: Evaluation | None = None
     seconds: float = 0.0
 
 
@@ -292,16 +293,19 @@ class EvalManager:
             if (evaluation := self._evaluation(job.model, seeds)) is None:
                 return False
             job.seconds += monotonic() - began
-            job.played.append(evaluation)
+            if job.regular is None:
+                job.regular = evaluation
+            else:
+                job.fresh = evaluation
         return True
 
     def _missing(self, job: EvalJob) -> list[int] | None:
         """Seeds of the episodes that this model has to play next; None if there are none."""
         seeds, goal = self._parts.eval_seeds, self._config.stop_return
-        if not job.played:
+        if job.regular is None:
             return seeds.regular
-        reaches = goal is not None and least_mean(job.played[0]) >= goal
-        return seeds.fresh(job.model.version, 0) if reaches and len(job.played) == 1 else None
+        reaches = goal is not None and least_mean(job.regular) >= goal
+        return seeds.fresh(job.model.version, 0) if reaches and job.fresh is None else None
 
     def _evaluation(self, model: ModelInfo, seeds: list[int]) -> Evaluation | None:
         """The result of this evaluation, None until it is there. Starts it if none is running. Raises OutOfTime."""
@@ -317,7 +321,9 @@ class EvalManager:
 
     def _apply(self, job: EvalJob) -> None:
         """Record the result, update the candidates, and find out whether the run may end."""
-        self.last = regular = job.played[0]
+        regular = job.regular
+        assert regular is not None  # the job is done
+        self.last = regular
         self._evaluations += 1
         self._took_s = job.seconds
         values = {
@@ -334,8 +340,8 @@ class EvalManager:
         self._parts.recorder.write(
             Record(values, job.model.version, job.env_steps, self._parts.telemetry.seconds)
         )
-        if len(job.played) > 1:
-            self._reached = max(self._reached, min(map(least_mean, job.played)))
+        if job.fresh is not None:
+            self._reached = max(self._reached, min(least_mean(regular), least_mean(job.fresh)))
         self.candidates = with_candidate(self.candidates, Candidate(job.model, regular))
         if self.candidates and self.candidates[0].regular is regular:
             self.best = regular
