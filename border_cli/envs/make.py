@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -194,16 +196,34 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
 
 
 def _registered(env_id: str, imports: Sequence[str]) -> str:
-    """Which id is like this one, or which ones the imported packages have registered."""
-    packages = {re.split("[.:/]", name)[0] for name in (*imports, env_id)} - {"", "gymnasium"}
+    """Which module registers ids, which id is like this one, or which ones the imported packages have registered."""
+    packages = {re.split("[.:/]", name)[0] for name in (*imports, env_id)} - {"", "gymnasium", "__main__"}
     brought = [
         name
         for name, spec in gymnasium.registry.items()
         if str(spec.entry_point).partition(".")[0] in packages
     ]
+    paths = [] if brought else [path for path in _registering(env_id, packages) if path not in imports]
+    if paths:
+        return f"nearest: env.imports=[{paths[0]}]"
     if match := nearest(env_id, brought) or nearest(env_id, gymnasium.registry):
         return f"nearest: {match}"
     return f"allowed: {', '.join(brought[:_SHOWN_IDS])}" if brought else _REGISTERING
+
+
+def _registering(env_id: str, packages: Iterable[str]) -> list[str]:
+    """Modules, or functions in them, whose text registers ids; first those that name this id. Nothing is imported."""
+    paths = {}
+    for spec in filter(None, map(importlib.util.find_spec, packages)):
+        for root in map(Path, spec.submodule_search_locations or ()):
+            for file in filter(Path.is_file, root.rglob("*.py")):
+                text = file.read_text("utf-8", "ignore")
+                if "gymnasium" in text and "register(" in text:
+                    function = re.search(r"^def (register\w*)\(\)", text, re.M)
+                    module = ".".join(file.relative_to(root.parent).with_suffix("").parts)
+                    module = module.removesuffix(".__init__")
+                    paths[f"{module}:{function[1]}" if function else module] = env_id not in text
+    return sorted(paths, key=lambda path: (paths[path], path))
 
 
 @functools.cache

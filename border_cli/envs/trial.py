@@ -132,9 +132,12 @@ def _refusal(error: ActorLostError, env: GymEnv | None) -> UsageError:
         return UsageError(f"env: {mistake}\n{hint}")
     done = {"make": "made", "reset": "reset", "step": "stepped"}[error.context["phase"]]
     first = str(cause).partition("\n")[0]
+    hint = "env.kwargs.… are its arguments; debug=true shows its traceback"
+    is_discrete = env is not None and env.spec.action.kind == "discrete"
+    if is_discrete and done == "stepped" and re.search(r"\bint(eger)?\b", first):  # it takes no np.int64
+        hint = "nearest: env.wrappers=[IntActions]"
     return UsageError(
-        f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n"
-        "env.kwargs.… are its arguments; debug=true shows its traceback"
+        f"env: the environment raised when it was {done}: {type(cause).__name__}: {first}\n{hint}"
     )
 
 

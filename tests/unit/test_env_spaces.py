@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.core.errors import UsageError
 from border_cli.envs.group import GymEnv
 from border_cli.envs.trial import try_env
+from tests.envs import Sampled
 
 TWO = spaces.Discrete(2)
 FLAT = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -134,8 +136,20 @@ def test_combinations_of_actions_are_numbered(actions: spaces.Space[Any], number
     assert len(set(every)) == spec.action.n
 
 
-def test_actions_can_be_pythons_int() -> None:
-    assert type(received(1, WrapperConfig("IntActions"))) is int
+class OnlyInts(Sampled):
+    """Takes no np.int64."""
+
+    def step(self, action: Any) -> Any:
+        if type(action) is not int:
+            raise TypeError("an action must be an integer")
+        return super().step(action)
+
+
+def test_an_environment_that_takes_pythons_int_alone_is_told_how() -> None:
+    only_ints = replace(config(), entry_point=f"{__name__}:OnlyInts")
+    with pytest.raises(UsageError, match=r"\nnearest: env\.wrappers=\[IntActions\]$"):
+        try_env(only_ints)
+    try_env(replace(only_ints, wrappers=[WrapperConfig("IntActions")]))
 
 
 def test_actions_without_bounds_get_those_that_the_message_suggests() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -163,6 +164,33 @@ def test_what_the_imported_packages_have_registered_is_suggested() -> None:
     )
     assert refused(env_config(id="CartPol-v1")).endswith("nearest: CartPole-v1")
     assert "env.imports=[module:function] calls a function that does" in refused(env_config(id="Unlike-v0"))
+
+
+def test_a_module_that_registers_and_that_its_package_does_not_import_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its text: none of them is imported for that."""
+    texts = {
+        "__init__": "",
+        "envs/__init__": "import gymnasium\nraise gymnasium.register('ids_of_tests/Deep-v0', 'it:Deep')",
+        "late": "import gymnasium\ndef register_late():\n    'gymnasium.register(ids_of_tests/Late-v0)'",
+        "other": "import atexit\natexit.register('ids_of_tests/Deep-v0', 'ids_of_tests/Late-v0')",
+    }
+    for name, text in texts.items():
+        path = tmp_path / "ids_of_tests" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    late = "ids_of_tests.late:register_late"
+    for env_id, imports, hint in (
+        ("ids_of_tests/Deep-v0", [], "nearest: env.imports=[ids_of_tests.envs]"),
+        ("ids_of_tests/Deep-v0", ["ids_of_tests"], "nearest: env.imports=[ids_of_tests.envs]"),
+        ("ids_of_tests/Late-v0", ["ids_of_tests"], f"nearest: env.imports=[{late}]"),
+        ("Unlike-v0", [late], "nearest: env.imports=[ids_of_tests.envs]"),
+    ):
+        assert refused(env_config(id=env_id, imports=imports)).endswith(f"\n{hint}")
+    (tmp_path / "ids_of_tests" / "envs" / "__init__.py").unlink()
+    assert "calls a function that does" in refused(env_config(id="ids_of_tests/Late-v0", imports=[late]))
 
 
 # -- windows ------------------------------------------------------------
