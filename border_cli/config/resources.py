@@ -26,6 +26,8 @@ LEARNER_BYTES = 96 * _MIB
 """Allowed for what the learner takes beside replay, rings and agent, once torch is imported: kernels, records."""
 ACTOR_BYTES = 24 * _MIB
 """Private memory of one actor beside its environments. Measured: 14 MiB with CartPole; torch is shared with all others."""
+RECORDER_BYTES = 128 * _MIB
+"""Memory of a recorder with its own process. Measured: 90 MiB with Weights & Biases, its service included."""
 JSON_BYTES = 64 * 1024
 """The files of a checkpoint that are not arrays."""
 LEARNER_DESCRIPTORS = 64
@@ -36,6 +38,8 @@ HELPER_TASKS = 8
 """Forkserver, resource tracker, the child that makes the environment once, and threads that write."""
 ACTOR_TASKS = 2
 """Threads of an actor or an evaluator: its loop, and one that watches the learner."""
+RECORDER_TASKS = 16
+"""Threads of a recorder with its own process. Measured: 11 with Weights & Biases, its service included."""
 MEMORY_SHARE = 0.9
 """Of the free memory: the rest is for environments and for what others start meanwhile."""
 
@@ -85,6 +89,8 @@ def memory_need(config: TrainConfig, sizes: Sizes) -> dict[str, int]:
         need["actors"] = actors * (ACTOR_BYTES + 4 * sizes.model)  # one of them transposed, for numpy
     if config.evaluator.type == "process":
         need["evaluator"] = ACTOR_BYTES + 6 * sizes.model  # as an actor, and the two slots of its channel
+    if recorders := recorder_processes(config):
+        need["recorders"] = recorders * RECORDER_BYTES
     return need
 
 
@@ -103,20 +109,26 @@ def disk_need(config: TrainConfig, sizes: Sizes, with_replay: bool) -> dict[str,
     return need
 
 
+def recorder_processes(config: TrainConfig) -> int:
+    """Recorders with their own process: experiment trackers, and one of the user's own."""
+    return len(trackers(config.recorder)) + (config.recorder.type != "default")
+
+
 def processes(config: TrainConfig) -> int:
-    """All processes of a run while it trains, those of recorders included, without helpers."""
-    recorders = len(trackers(config.recorder)) + (config.recorder.type != "default")
-    return 1 + actor_processes(config) + (config.evaluator.type == "process") + recorders
+    """All processes of a run while it trains, without helpers."""
+    return 1 + actor_processes(config) + (config.evaluator.type == "process") + recorder_processes(config)
 
 
 def compute_threads(config: TrainConfig) -> int:
-    """Threads that compute: those of the learner, and one of each actor and of the evaluator."""
-    return threads(config) + actor_processes(config) + (config.evaluator.type == "process")
+    """Threads that compute: those of the learner, and one of each other process that does not only record."""
+    return threads(config) + processes(config) - 1 - recorder_processes(config)
 
 
 def tasks_need(config: TrainConfig, cpus: int) -> int:
     """Processes and threads that a run may have at once. A numeric library starts one thread per CPU at import."""
-    return threads(config) + cpus + HELPER_TASKS + ACTOR_TASKS * (processes(config) - 1)
+    recorders = recorder_processes(config)
+    others = processes(config) - 1 - recorders
+    return threads(config) + cpus + HELPER_TASKS + ACTOR_TASKS * others + RECORDER_TASKS * recorders
 
 
 def descriptors_need(config: TrainConfig) -> int:

@@ -78,7 +78,10 @@ def test_memory() -> None:
         "model channel": 300,
         "actors": 4 * resources.ACTOR_BYTES + 6_400,
     }
-    assert set(resources.memory_need(config(n_actors=1, type="sync"), SIZES)) == {"replay", "learner"}
+    sync = config(n_actors=1, type="sync")
+    assert set(resources.memory_need(sync, SIZES)) == {"replay", "learner"}
+    sync.recorder.wandb = "offline"
+    assert resources.memory_need(sync, SIZES)["recorders"] == resources.RECORDER_BYTES
 
 
 def test_disk() -> None:
@@ -104,7 +107,8 @@ def test_processes_threads_and_descriptors() -> None:
     assert (resources.processes(four), resources.compute_threads(four)) == (5, 6)
     assert (resources.processes(sync), resources.compute_threads(sync)) == (3, 3)
     assert resources.tasks_need(four, cpus=16) == 2 + 16 + resources.HELPER_TASKS + 4 * resources.ACTOR_TASKS
-    assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS + 2 * resources.ACTOR_TASKS
+    others = resources.ACTOR_TASKS + resources.RECORDER_TASKS
+    assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS + others
     descriptors = resources.LEARNER_DESCRIPTORS + 4 * resources.ACTOR_DESCRIPTORS
     assert resources.descriptors_need(four) == descriptors
 
