@@ -272,13 +272,15 @@ class EvalManager:
     def _wait(self, keep_open: int) -> None:
         """Wait until at most this many jobs are open, or the run is asked to stop. Raises OutOfTime."""
         began, backoff = monotonic(), Backoff()
-        self._advance(keep_open)
-        while len(self._jobs) > keep_open and not self._parts.should_stop():
-            self._tick_in_time()
-            backoff.sleep()
+        try:
             self._advance(keep_open)
-        if self._parts.evaluator.concurrent:
-            self._parts.telemetry.excluded_s += monotonic() - began
+            while len(self._jobs) > keep_open and not self._parts.should_stop():
+                self._tick_in_time()
+                backoff.sleep()
+                self._advance(keep_open)
+        finally:
+            if self._parts.evaluator.concurrent:
+                self._parts.telemetry.excluded_s += monotonic() - began
 
     def _tick_in_time(self) -> None:
         """Raises OutOfTime when the time for evaluations after the training is over."""
@@ -312,9 +314,11 @@ class EvalManager:
         evaluator = self._parts.evaluator
         if self._started_at is None:
             self._started_at = monotonic()
-            evaluator.begin(model, seeds, self._tick_in_time)
-            if not evaluator.concurrent:
-                self._parts.telemetry.excluded_s += monotonic() - self._started_at
+            try:
+                evaluator.begin(model, seeds, self._tick_in_time)
+            finally:
+                if not evaluator.concurrent:
+                    self._parts.telemetry.excluded_s += monotonic() - self._started_at
         if (evaluation := evaluator.poll()) is not None:
             self._started_at = None
         return evaluation

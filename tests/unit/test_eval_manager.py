@@ -393,3 +393,18 @@ def test_the_last_model_has_some_more_time(
     setup.manager.evaluate_last(setup.model(10), 20)
     assert (setup.manager.last is not None) == counts
     assert setup.pending == []
+
+
+@both
+def test_an_evaluation_that_max_time_ends_counts_as_no_time_of_the_training(
+    clock: FakeClock, concurrent: bool
+) -> None:
+    setup = Setup({10: 1.0}, max_time=50.0, concurrent=concurrent)
+    clock.advance(50.0)
+    if concurrent:
+        setup.manager._tick = lambda: clock.advance(4.0)
+    else:
+        setup.evaluator.during = lambda: clock.advance(12.0)
+    setup.manager.evaluate_last(setup.model(10), 20)
+    assert setup.manager.last is None
+    assert setup.telemetry.excluded_s == 12.0
