@@ -80,6 +80,8 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         )
     if resumed.state is not None and resumed.state.replay is None:
         words.append("without its replay, so there is a warm-up first")
+        if (config.trainer.max_env_steps or math.inf) - resumed.env_steps <= config.trainer.warmup_period:
+            words.append("the warm-up takes all that is left of max_env_steps: nothing more is learned")
     if is_reproducible(config) and not resumed.exact:
         words.append("the bits may not be those of an uninterrupted run")
     return "; ".join(words)

@@ -25,7 +25,7 @@ from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.spaces import ActionSpec
 from border_cli.core.types import Evaluation
 from border_cli.run.directory import locked, write_config
-from border_cli.run.resume import check_spec
+from border_cli.run.resume import check_spec, describe
 from border_cli.run.summary import Resumed
 from border_cli.training.evaluators import EpisodeRunner
 from tests.interrupted import assert_same_bits, resume, run_killed, run_whole, signal_at
@@ -125,6 +125,16 @@ def test_b4_without_its_replay_a_run_warms_up_first(copy: Run) -> None:
     assert totals[66] >= env_steps + 50
     assert all(total >= env_steps + 50 + step - 65 for step, total in totals.items())
     assert not any("replay" in file.name for file in (again.path / "checkpoints/step-000000120").iterdir())
+
+
+@pytest.mark.parametrize(("max_env_steps", "is_told"), [(200, True), (201, False), (None, False)])
+def test_b4_a_warm_up_that_takes_the_rest_of_the_budget_is_announced(
+    stopped: Run, max_env_steps: int | None, is_told: bool
+) -> None:
+    state = read_run_state(stopped.path / STEP, with_replay=False)
+    trainer = replace(stopped.config.trainer, warmup_period=50, max_env_steps=max_env_steps)
+    text = describe(replace(stopped.config, trainer=trainer), Resumed(Path(STEP), state, 65, env_steps=150))
+    assert ("all that is left of max_env_steps: nothing more is learned" in text) == is_told
 
 
 def test_b4_a_budget_that_ends_before_there_is_a_batch_again_ends_the_run(folder: Path) -> None:
