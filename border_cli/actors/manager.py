@@ -77,7 +77,8 @@ class ActorManager:
         self.link.open(self.spec, self.columns, self.status, self.n_actors, model, published)
         limits = Limits(**{field.name: getattr(self.config, field.name) for field in fields(Limits)})
         self.actors = [
-            self.link.handle_class(actor, self.link, limits, *begin) for actor, begin in enumerate(actors)
+            self.link.handle_class(actor, self.link, limits, counts, state)
+            for actor, (counts, state) in enumerate(actors)
         ]
         try:
             for group in [[actor] for actor in self.actors] if self.config.serial_init else [self.actors]:

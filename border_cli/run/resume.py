@@ -30,7 +30,7 @@ from border_cli.core.errors import (
 )
 from border_cli.core.spaces import EnvSpec
 from border_cli.run.directory import CONFIG_FILE, check_plain, locked, read_config
-from border_cli.run.summary import Resumed, read_summary
+from border_cli.run.summary import SUMMARY_FILE, Resumed, read_or_empty
 from border_cli.training.best_model import Candidate
 
 DONE = "done"
@@ -43,7 +43,7 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     """
     with_replay = config.checkpoint.replay != "none"
     path = _newest(run_dir / CHECKPOINTS, with_replay)
-    summary = read_summary(run_dir)
+    summary = read_or_empty(run_dir / SUMMARY_FILE)
     if path is None:
         if summary.get("status") == DONE or summary.get("saved"):
             raise NoValidCheckpointError(
@@ -115,7 +115,7 @@ def newest_unfinished(root: Path, config: TrainConfig, trusted: bool) -> Path | 
     """
     runs = [path.parent for path in root.glob(f"[0-9]*/*/{CONFIG_FILE}")]  # without those of sweeps
     for run_dir in sorted(runs, key=lambda path: (path.parent.name, path.name), reverse=True):
-        if read_summary(run_dir).get("status") == DONE:
+        if read_or_empty(run_dir / SUMMARY_FILE).get("status") == DONE:
             continue
         try:
             stored = reopen(read_config(run_dir))

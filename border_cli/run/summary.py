@@ -61,10 +61,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_summary(run_dir: Path, name: str = SUMMARY_FILE) -> dict[str, Any]:
-    """summary.json of a run, or another of its JSON files; empty where it cannot be read."""
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """A JSON file of a run, such as summary.json; empty where it cannot be read."""
     try:
-        return read_json(run_dir / name)
+        return read_json(path)
     except (OSError, ValueError):
         return {}
 
@@ -81,7 +81,7 @@ def record_launch(run_dir: Path, argv: Sequence[str], seed: int, command: str = 
     argv: the words after the command's name · seed: the root of every random stream of the run.
     A damaged one is replaced. Raises OSError if it cannot be written.
     """
-    data = read_summary(run_dir, PROVENANCE_FILE)
+    data = read_or_empty(run_dir / PROVENANCE_FILE)
     run_id, launches = data.get("run_id"), data.get("launches")
     if not isinstance(run_id, str) or not isinstance(launches, list):  # a new run, or a damaged file
         run_id, launches = str(uuid.uuid4()), []
@@ -103,7 +103,7 @@ def record_launch(run_dir: Path, argv: Sequence[str], seed: int, command: str = 
 
 def read_run_id(run_dir: Path) -> str | None:
     """The id of a run; None where there is none that can be read."""
-    run_id = read_summary(run_dir, PROVENANCE_FILE).get("run_id")
+    run_id = read_or_empty(run_dir / PROVENANCE_FILE).get("run_id")
     return run_id if isinstance(run_id, str) else None
 
 

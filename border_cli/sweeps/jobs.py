@@ -14,7 +14,7 @@ from border_cli.core.progress import JobProgress
 from border_cli.core.state import finite_or_null
 from border_cli.recorders.files import AppendedFile
 from border_cli.run.directory import CONFIG_FILE, RUNS, SWEEP_FILE, SWEEPS
-from border_cli.run.summary import mean_score, read_summary
+from border_cli.run.summary import SUMMARY_FILE, mean_score, read_or_empty
 from border_cli.runtime.files import open_plain
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
@@ -47,7 +47,7 @@ class Job:
 
         A job that waits although its run has failed was put back, because it had no room beside others.
         """
-        self.summary = read_summary(self.run_dir)
+        self.summary = read_or_empty(self.run_dir / SUMMARY_FILE)
         status = self.summary.get("status")
         if status == DONE:
             self.state, self.exit_code, self.error = DONE, 0, ""

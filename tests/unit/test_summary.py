@@ -15,10 +15,11 @@ from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageE
 from border_cli.core.state import MAX_JSON_BYTES, from_json, to_json
 from border_cli.run.directory import Launch
 from border_cli.run.summary import (
+    SUMMARY_FILE,
     RunFiles,
     read_json,
+    read_or_empty,
     read_run_id,
-    read_summary,
     record_launch,
     write_crash,
     write_json,
@@ -87,11 +88,11 @@ def test_the_summary_of_a_run_that_ends_before_its_loop_is_made(
 ) -> None:
     files = RunFiles(TrainConfig(), tmp_path, Launch([]), None)
     files.start()
-    running = read_summary(tmp_path)
+    running = read_or_empty(tmp_path / SUMMARY_FILE)
     keys = ("status", "ended_by", "exit_code", "error")
     assert [running[key] for key in keys] == ["running", None, None, None]
     files.failed(error)
-    ended = read_summary(tmp_path)
+    ended = read_or_empty(tmp_path / SUMMARY_FILE)
     assert tuple(ended[key] for key in keys) == expected
     assert ended.keys() == running.keys() and ended["run_id"] == read_run_id(tmp_path)
     assert (tmp_path / "crash.json").exists() == (ended["exit_code"] == ExitCode.DEFECT)
@@ -112,7 +113,7 @@ def test_a_summary_that_cannot_be_written_is_a_warning(
     )
     files.saved(10)
     assert "summary.json cannot be written: No space left" in caplog.text
-    assert read_summary(tmp_path)["saved"] is None
+    assert read_or_empty(tmp_path / SUMMARY_FILE)["saved"] is None
     assert [entry.name for entry in tmp_path.glob(".*")] == []
 
 
