@@ -45,21 +45,21 @@ def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
             _open_missing_streams()
         try:
             return int(run(argv) or ExitCode.DONE)
-        except (Interrupted, KeyboardInterrupt) as e:
-            return int(getattr(e, "code", ExitCode.SIGINT))
-        except (Exception, SystemExit) as e:  # noqa: BLE001 - the last place where an error can become an exit code
+        except (Exception, Interrupted, KeyboardInterrupt, SystemExit) as e:  # noqa: BLE001 - the last place to catch
             return report(e, argv)
 
     return main
 
 
-def report(error: Exception | SystemExit, argv: Sequence[str]) -> int:
-    """Print on stderr what went wrong and return the exit code.
+def report(error: BaseException, argv: Sequence[str]) -> int:
+    """Print on stderr what went wrong and return the exit code. An interruption is no error: nothing is printed.
 
     An error of ours is its message, at most three lines, with its notes last. A defect keeps its traceback for a bug
     report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect with any
     code. argv: the command's; with debug=true every error has its traceback.
     """
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        return int(getattr(error, "code", ExitCode.SIGINT))
     ours = isinstance(error, BorderError)
     details = []
     if not ours or any(arg.lstrip("+").lower() == "debug=true" for arg in argv):

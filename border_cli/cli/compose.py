@@ -260,11 +260,11 @@ def translated() -> Iterator[None]:
     """Raise UsageError for what goes wrong while Hydra composes."""
     try:
         yield
-    except YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        where = mark.name if mark else "a configuration file"
-        raise UsageError(f"{where}: not valid YAML\n{describe(e)}") from e
-    except (*_HYDRAS_ERRORS, OSError, RecursionError, ValueError) as e:
+    except (*_HYDRAS_ERRORS, YAMLError, OSError, RecursionError, ValueError) as e:
+        if isinstance(e, YAMLError):
+            mark = getattr(e, "problem_mark", None)
+            where = mark.name if mark else "a configuration file"
+            raise UsageError(f"{where}: not valid YAML\n{describe(e)}") from e
         # The cause names the mistake, where Hydra has wrapped it.
         cause = e.__cause__ if isinstance(e.__cause__, _HYDRAS_ERRORS) else e
         key = getattr(cause, "full_key", None) or getattr(e, "full_key", None)

@@ -61,12 +61,9 @@ def train_job(
             continue_run(run_dir, config, launch, view)
         else:
             start_run(Composed(config, composed, context, run_dir), launch, view)
-    except Interrupted as e:
-        stopped_by = e
-        return JobEnd(e.code)
-    except KeyboardInterrupt:
-        return JobEnd(ExitCode.SIGINT)
-    except (Exception, SystemExit) as e:  # noqa: BLE001 - a failed job must not end the sweep
+    except (Exception, Interrupted, KeyboardInterrupt, SystemExit) as e:  # noqa: BLE001 - it must not end the sweep
+        if isinstance(e, Interrupted):
+            stopped_by = e
         with redirect_stderr(text):
             code = report(e, argv)
         return JobEnd(code, text.getvalue().rstrip())

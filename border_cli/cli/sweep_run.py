@@ -169,10 +169,9 @@ class SweepRun:
         try:
             child = Child("job", call, (measure_need, args), trains=True)
             need = child.answer(_MEASURED_S, self.stop.check)
-        except Interrupted:
-            return LocalExecutor(1)
-        except (ChildError, ResourceError, TimeoutError) as e:
-            return LocalExecutor(1, reason=f"what a job needs could not be measured: {first_line(e)}")
+        except (Interrupted, ChildError, ResourceError, TimeoutError) as e:
+            failure = f"what a job needs could not be measured: {first_line(e)}"
+            return LocalExecutor(1, reason="" if isinstance(e, Interrupted) else failure)
         return divide(need, config.device, n_jobs)
 
     def _run_elsewhere(self, jobs: Sequence[Job]) -> None:

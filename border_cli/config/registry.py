@@ -155,9 +155,9 @@ def import_path(path: str, key: str = "") -> Any:
     label = f"{key}: " if key else ""
     try:
         imported = _import(module)
-    except BorderError:
-        raise
     except Exception as e:
+        if isinstance(e, BorderError):
+            raise
         if isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}."):
             raise UsageError(
                 f"{label}there is no module {module!r}",

@@ -5,6 +5,7 @@ A check that fails names every value it looked at, so that one of them can be ch
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -38,11 +39,10 @@ def _refuse(fails: bool, problem: str, allowed: str) -> None:
 
 def is_valid(config: TrainConfig) -> bool:
     """Whether every cross-check passes."""
-    try:
+    with contextlib.suppress(UsageError):
         validate(config)
-    except UsageError:
-        return False
-    return True
+        return True
+    return False
 
 
 def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:

@@ -44,11 +44,10 @@ class RunInfo:
     @property
     def best(self) -> dict[str, float]:
         """Score of the best model and its opt step, for the summary; empty where there is none."""
-        try:
+        with contextlib.suppress(OSError, ValueError):
             score = json.loads((self.run_dir / "best" / "score.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return {"best/return_mean": score["mean"], "best/opt_steps": score["opt_steps"]}
+            return {"best/return_mean": score["mean"], "best/opt_steps": score["opt_steps"]}
+        return {}
 
 
 Newest = dict[str, tuple[int, int]]
@@ -236,18 +235,6 @@ def _allowed(name: str) -> str:
     return re.sub(r"[^\w .:/-]", "_", name)
 
 
-@contextlib.contextmanager
-def _alone(uri: str) -> Iterator[None]:
-    """Hold a lock beside a sqlite file: MLflow creates its tables without one, and jobs of a sweep start together."""
-    if not uri.startswith("sqlite:///"):
-        yield
-        return
-    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
-    with path.with_name(f"{path.name}.lock").open("w", encoding="ascii") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig, keep: int) -> Tracker:
     """The recorder for one of `border_cli.config.resolve.TRACKERS`. Raises what the tracker's package raises.
 
@@ -256,8 +243,15 @@ def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig, keep: int) 
     """
     tracker: Tracker
     if kind == "mlflow":
-        with _alone(str(recorder.mlflow)):
-            tracker = MlflowRecorder(info, str(recorder.mlflow))
+        uri = str(recorder.mlflow)
+        with contextlib.ExitStack() as held:
+            if uri.startswith(
+                "sqlite:///"
+            ):  # MLflow creates its tables without a lock, and jobs start together
+                path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+                lock = path.with_name(f"{path.name}.lock").open("w", encoding="ascii")
+                fcntl.flock(held.enter_context(lock), fcntl.LOCK_EX)
+            tracker = MlflowRecorder(info, uri)
     else:
         tracker = WandbRecorder(info, recorder.wandb)
     if keep:

@@ -74,33 +74,32 @@ class ScreenSweepView(SweepView):
         self._output = output
         self._sweep = sweep
         self._console = console
-        self._latest: tuple[Rows, float | None, str] = ((), None, "")
         self._began = time.monotonic()
 
     def show(self, rows: Rows, eta_s: float | None, stage: str) -> None:
-        self._latest = rows, eta_s, stage
-        self._output.draw(lambda: terminal_text(self._console, self._frame(*self._latest)))
+        def frame() -> str:  # drawn again when the size of the terminal changes
+            room = max(3, self._console.height - _MARGIN)
+            visible = sorted(sorted(rows, key=_interest)[:room], key=lambda row: row[0].number)
+            table = job_table(self._sweep, visible, "ETA")
+            table.box, table.border_style = box.ROUNDED, "dim"
+            table.width = max(1, min(self._console.width - ECHO, _WIDEST))
+            settings = table.columns[1]
+            settings.ratio, settings.no_wrap, settings.overflow = 1, True, "ellipsis"
+            counts = ", ".join(f"{n} {state}" for state, n in _counted_states(rows))
+            hidden = len(rows) - len(visible)
+            more = f", {hidden} of them not shown" if hidden else ""
+            jobs = f"{format.counted(len(rows), 'job')}: {counts}{more}"
+            times = format.duration(time.monotonic() - self._began), f"ETA {format.duration(eta_s)}"
+            text = "   ".join(filter(None, (stage, jobs, *times)))
+            return terminal_text(self._console, Group(table, Text(text)))
+
+        self._output.draw(frame)
 
     def note(self, message: str) -> None:
         write_line(self._output.stdout, message)
 
     def close(self) -> None:
         self._output.draw(None)
-
-    def _frame(self, rows: Rows, eta_s: float | None, stage: str) -> Group:
-        room = max(3, self._console.height - _MARGIN)
-        visible = sorted(sorted(rows, key=_interest)[:room], key=lambda row: row[0].number)
-        table = job_table(self._sweep, visible, "ETA")
-        table.box, table.border_style = box.ROUNDED, "dim"
-        table.width = max(1, min(self._console.width - ECHO, _WIDEST))
-        settings = table.columns[1]
-        settings.ratio, settings.no_wrap, settings.overflow = 1, True, "ellipsis"
-        counts = ", ".join(f"{n} {state}" for state, n in _counted_states(rows))
-        hidden = len(rows) - len(visible)
-        more = f", {hidden} of them not shown" if hidden else ""
-        jobs = f"{format.counted(len(rows), 'job')}: {counts}{more}"
-        times = format.duration(time.monotonic() - self._began), f"ETA {format.duration(eta_s)}"
-        return Group(table, Text("   ".join(filter(None, (stage, jobs, *times)))))
 
 
 def _interest(row: tuple[Job, JobProgress]) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -208,9 +209,8 @@ def newest_sweep(argv: Sequence[str], root: Path = RUNS) -> Path | None:
 
 def read_head(path: Path) -> dict[str, Any]:
     """The first line of a journal, with `sweep_id` and `argv`; empty where it cannot be read."""
-    try:
-        with open_plain(path) as file:
-            head = json.loads(file.readline())
-    except (OSError, ValueError):
-        return {}
-    return head if isinstance(head, dict) else {}
+    with contextlib.suppress(OSError, ValueError), open_plain(path) as file:
+        head = json.loads(file.readline())
+        if isinstance(head, dict):
+            return head
+    return {}

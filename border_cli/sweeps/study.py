@@ -58,7 +58,10 @@ def import_optuna() -> Any:
 def open_study(optuna: Any, folder: Path, settings: TuningSettings, prunes_from: int) -> Any:
     """A new study in this folder, or that of earlier launches, with sampler and pruner."""
     path = (folder / STUDY_FILE).absolute()  # Optuna's lock is a link to it
-    _repair(path)
+    # A killed launch may have left Optuna's lock, and part of a line. The sweep is locked: no other launch is writing.
+    Path(f"{path}.lock").unlink(missing_ok=True)
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     backend: Any = importlib.import_module("optuna.storages.journal")
     pruners = optuna.pruners
     median = settings.pruner == "median"
@@ -87,16 +90,6 @@ def open_study(optuna: Any, folder: Path, settings: TuningSettings, prunes_from:
             allowed="pip install 'border-cli[tune]'",
         ) from e
     return study
-
-
-def _repair(path: Path) -> None:
-    """Undo what a killed launch has left of a write to the journal: Optuna's lock, and part of a line.
-
-    The sweep is locked, so no other launch is writing.
-    """
-    Path(f"{path}.lock").unlink(missing_ok=True)
-    if path.exists():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def seed_after(seed: int, n_trials: int) -> int:

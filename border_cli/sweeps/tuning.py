@@ -9,6 +9,7 @@ Optuna's journal has the trials. Their jobs are found by their values: a sweep h
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,7 +99,15 @@ class Tuner(JobQueue):
                 allowed="that one, or hydra.sweep.dir=<new folder>",
             )
         self.study.set_user_attr("space", keys)
-        self._continue()
+        for stored in self.study.trials:
+            params = self._typed(stored.params)
+            # A trial that waits in Optuna's queue is not drawn yet; of those with the same values the first has run.
+            if (state := _STATES.get(stored.state.name)) and not any(t.params == params for t in self.trials):
+                self.trials.append(Trial(stored.number, params, state, stored.value))
+        for trial in self.trials:
+            self._begin(trial)
+            self._update(trial)
+        self._confirm()
 
     # -- what the scheduler asks ---------------------------------------------
 
@@ -116,8 +125,15 @@ class Tuner(JobQueue):
         return f"trial {len(self.trials)} of {n}"
 
     def next(self) -> Job | None:
-        while not self._todo and (self._ask() or self._confirm()):
-            pass  # a trial whose values are not allowed has no jobs
+        while not self._todo and not self._all_asked:  # a trial whose values are not allowed has no jobs
+            if (trial := self._draw()) is None:
+                self.study.set_user_attr(_EXHAUSTED, True)
+                self._note(f"the search space has no values left to try after {len(self.trials)} trials")
+            else:
+                self.trials.append(trial)
+                self._begin(trial)
+        if not self._todo:
+            self._confirm()
         return super().next()
 
     def may_continue(self, job: Job, progress: JobProgress) -> bool:
@@ -135,18 +151,6 @@ class Tuner(JobQueue):
 
     # -- trials --------------------------------------------------------------
 
-    def _continue(self) -> None:
-        """Take up the trials of earlier launches: those that run are queued again, with the same jobs."""
-        for stored in self.study.trials:
-            params = self._typed(stored.params)
-            # A trial that waits in Optuna's queue is not drawn yet; of those with the same values the first has run.
-            if (state := _STATES.get(stored.state.name)) and not any(t.params == params for t in self.trials):
-                self.trials.append(Trial(stored.number, params, state, stored.value))
-        for trial in self.trials:
-            self._begin(trial)
-            self._update(trial)
-        self._confirm()
-
     @property
     def _is_exhausted(self) -> bool:
         return bool(self.study.user_attrs.get(_EXHAUSTED))
@@ -154,18 +158,6 @@ class Tuner(JobQueue):
     @property
     def _all_asked(self) -> bool:
         return self._is_exhausted or len(self.trials) >= self._settings.n_trials
-
-    def _ask(self) -> bool:
-        """Begin another trial, if there are any left."""
-        if self._all_asked:
-            return False
-        if (trial := self._draw()) is None:
-            self.study.set_user_attr(_EXHAUSTED, True)
-            self._note(f"the search space has no values left to try after {len(self.trials)} trials")
-            return False
-        self.trials.append(trial)
-        self._begin(trial)
-        return True
 
     def _draw(self) -> Trial | None:
         """A new trial; None if all that is drawn has been tried."""
@@ -261,16 +253,15 @@ class Tuner(JobQueue):
         """The trials that already run on fresh seeds."""
         return [trial for trial in self.trials if trial.confirming]
 
-    def _confirm(self) -> bool:
+    def _confirm(self) -> None:
         """Begin, or continue, to confirm the best trials, once all trials have ended."""
         if self.confirmed or not self._trials_have_ended:
-            return False
+            return
         for trial in self.ranking[: self._settings.top]:
             seeds = range(FRESH_SEEDS, FRESH_SEEDS + self._settings.top_seeds)
             trial.confirming = [self._make_job(trial.params, seed) for seed in seeds]
             self._update(trial)
             self._queue(trial.confirming)
-        return bool(self.confirmed)
 
     @property
     def _trials_have_ended(self) -> bool:
@@ -320,10 +311,9 @@ class Tuner(JobQueue):
 
 def evaluations_of(job: Job) -> list[tuple[int, float]]:
     """(opt step, mean return) of each regular evaluation of a run, in order; none of a file that cannot be read."""
-    try:
+    records = list[dict[str, Any]]()
+    with contextlib.suppress(OSError, ValueError):
         records = read_jsonl(job.run_dir / METRICS_FILE)
-    except (OSError, ValueError):
-        return []
     scores = {record["opt_steps"]: record[SCORE] for record in records if record.get(SCORE) is not None}
     return sorted(scores.items())
 
