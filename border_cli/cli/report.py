@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +50,8 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("border-report", _Settings)
     parser.add_argument("--json", action="store_true")
     flags, paths, _ = parser.read_paths(argv)
-    if not parser.answers(flags):
-        _report(flags, paths)
-
-
-def _report(flags: Namespace, paths: Sequence[Path]) -> None:
+    if parser.answers(flags):
+        return
     run_dirs = find_runs(paths or [RUNS])
     all_runs = [read_run(path, flags.metric) for path in run_dirs]
     read = [run for run in all_runs if run is not None]

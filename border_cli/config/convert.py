@@ -351,9 +351,7 @@ def _bounds(info: OptionInfo) -> list[tuple[str, float]]:
 
 def _wrong_type(value: Any) -> str:
     """What was given, short enough for one line."""
-    return "null has no meaning here" if value is None else f"{_shortened(value)} is of the wrong type"
-
-
-def _shortened(value: Any) -> str:
+    if value is None:
+        return "null has no meaning here"
     text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."
+    return f"{text if len(text) <= 60 else text[:57] + '...'} is of the wrong type"

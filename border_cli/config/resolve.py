@@ -147,19 +147,13 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
             setattr(section, name, getattr(before, name))
     if config.evaluator.type == "auto" and stored.evaluator.type in ("inline", "process"):  # not a plugin's
         inherited.evaluator.type = stored.evaluator.type
-    if _may_name(config.init_from, stored.init_from):
-        inherited.init_from = stored.init_from
+    if config.init_from is not None and stored.init_from is not None:
+        path = Path(config.init_from)
+        moves_on = any(part.is_symlink() for part in (path, *path.parents))  # such as runs/latest
+        if moves_on or Path(stored.init_from).is_relative_to(path.resolve()):
+            inherited.init_from = stored.init_from
     chosen = [key for key, value in dotted(to_plain(config)).items() if value != "auto"]
     return reopen_for_device(inherited, stored, chosen)
-
-
-def _may_name(init_from: str | None, stored: str | None) -> bool:
-    """Whether a typed `init_from` may have become the stored one when the run started."""
-    if init_from is None or stored is None:
-        return False
-    path = Path(init_from)
-    moves_on = any(part.is_symlink() for part in (path, *path.parents))  # such as runs/latest
-    return moves_on or Path(stored).is_relative_to(path.resolve())
 
 
 def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:

@@ -75,7 +75,11 @@ class Policy:
         """(B, ...) for each part of an observation → (B, ...) actions."""
         outputs, action = self._network(parts), self._description["action"]
         if self._description["kind"] == "values":
-            values = self._values(outputs)
+            if self._description["head"] == "categorical":  # (B, n, k) logits → (B, n) expected returns
+                p = np.exp(outputs - outputs.max(-1, keepdims=True))
+                values = (p / p.sum(-1, keepdims=True)) @ self._arrays["atoms"]
+            else:
+                values = outputs.mean(-1)
             if (mask := parts.get(self._description["mask"])) is not None:
                 values = np.where(mask == 0, np.float32(-np.inf), values)
             return (values.argmax(1) + action["start"]).astype(action["dtype"])
@@ -103,13 +107,6 @@ class Policy:
         if "value/0/weight" in self._arrays:  # dueling: Q = V + A - mean of A
             out = self._feed("value", x)[..., None, :] + out - out.mean(-2, keepdims=True)
         return out[..., 0].swapaxes(1, 2) if d["levels"] else out
-
-    def _values(self, outputs: Any) -> Any:
-        """(B, n, k) outputs → (B, n) expected returns."""
-        if self._description["head"] == "categorical":
-            p = np.exp(outputs - outputs.max(-1, keepdims=True))
-            return (p / p.sum(-1, keepdims=True)) @ self._arrays["atoms"]
-        return outputs.mean(-1)
 
     def _feed(self, name: str, x: Any, relu_at_end: bool = False) -> Any:
         i = 0

@@ -78,18 +78,6 @@ def inner_bounds(action: ActionSpec) -> tuple[Array, Array]:
     return inner_low, inner_high
 
 
-def _example(spec: EnvSpec) -> tuple[Tensor, ...]:
-    """A batch of two observations: a tensor for each part."""
-    parts = []
-    for leaf in spec.obs.leaves:
-        fill: Any = 1 if leaf.name == spec.mask else 0
-        value = torch.full((2, *leaf.shape), fill, dtype=getattr(torch, leaf.dtype))
-        if leaf.start:
-            value = value + torch.tensor(leaf.start).reshape(leaf.shape)
-        parts.append(value)
-    return tuple(parts)
-
-
 def write_policy(
     policy: ActingPolicy, spec: EnvSpec, folder: Path, format: str, title: str, mask_in_info: bool = False
 ) -> list[Path]:
@@ -120,12 +108,15 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
         raise UsageError(
             "format=onnx: the package onnx is not installed", allowed="pip install 'border-cli[export]'"
         ) from e
-    names = [leaf.name for leaf in spec.obs.leaves]
+    names, example = [leaf.name for leaf in spec.obs.leaves], list[Tensor]()  # a batch of two observations
+    for leaf in spec.obs.leaves:
+        value = torch.full((2, *leaf.shape), int(leaf.name == spec.mask), dtype=getattr(torch, leaf.dtype))
+        example.append(value + torch.tensor(leaf.start).reshape(leaf.shape) if leaf.start else value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the other exporter needs a package more, and writes two files
         torch.onnx.export(
             module,
-            _example(spec),
+            tuple(example),
             str(path),
             input_names=names,
             output_names=["action"],
@@ -204,7 +195,16 @@ def _add_layers(arrays: dict[str, Array], name: str, layers: Any) -> None:
 
 def _described_encoder(encoder: Encoder, arrays: dict[str, Array]) -> list[dict[str, Any]]:
     """The parts of the vector that the network sees, in order."""
-    parts = [_described_vector(leaf) for leaf in encoder.vectors]
+    parts: list[dict[str, Any]] = []
+    for leaf in encoder.vectors:
+        if leaf.categories:
+            is_image = leaf.kind == "box"
+            axis, scale = (leaf.channel_axis, one_hot_scale(leaf)) if is_image else (None, 1.0)
+            one_hot = {"categories": leaf.categories, "start": leaf.start, "axis": axis, "scale": scale}
+            parts.append({"name": leaf.name, "as": "one-hot", **one_hot})
+        else:
+            low, span = scaled_span(leaf)
+            parts.append({"name": leaf.name, "as": "numbers", "low": low, "span": span})
     for name, part in zip(encoder.normalized, encoder.normalizers, strict=True):
         normalizer = cast(Normalizer, part)
         arrays[f"{name}/mean"] = normalizer.mean.detach().numpy().copy()
@@ -215,21 +215,6 @@ def _described_encoder(encoder: Encoder, arrays: dict[str, Array]) -> list[dict[
     for convolutions in cast(list[Convolutions], list(encoder.convolutions)):
         parts.append(_described_image(convolutions, arrays))
     return parts
-
-
-def _described_vector(leaf: ObsLeaf) -> dict[str, Any]:
-    if leaf.categories:
-        is_image = leaf.kind == "box"
-        return {
-            "name": leaf.name,
-            "as": "one-hot",
-            "categories": leaf.categories,
-            "start": leaf.start,
-            "axis": leaf.channel_axis if is_image else None,
-            "scale": one_hot_scale(leaf) if is_image else 1.0,
-        }
-    low, span = scaled_span(leaf)
-    return {"name": leaf.name, "as": "numbers", "low": low, "span": span}
 
 
 def _described_image(convolutions: Convolutions, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -279,7 +264,12 @@ def _readme(spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info
     lines = [f"# {title}", "", "A trained policy, with the preprocessing of its observations.", "", use]
     lines += ["| input | shape | dtype | what it is |", "| --- | --- | --- | --- |"]
     for leaf in leaves:
-        lines.append(f"| `{leaf.name}` | {_shape(leaf, batch)} | {leaf.dtype} | {_about(leaf, spec)} |")
+        about = f"its part {'.'.join(map(str, leaf.path))}" if leaf.path else "the observation"
+        if leaf.name == spec.mask:
+            about = "1 for an allowed action, 0 for another"
+        elif leaf.stack > 1:
+            about += f"; the newest {leaf.stack}, the newest last"
+        lines.append(f"| `{leaf.name}` | {_shape(leaf, batch)} | {leaf.dtype} | {about} |")
     lines += [
         "",
         f"The output `action` is {_shape(spec.action, batch)} {spec.action.dtype}, as the environment takes it.",
@@ -293,10 +283,3 @@ def _readme(spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info
 
 def _shape(part: ObsLeaf | ActionSpec, batch: tuple[str, ...]) -> str:
     return f"({', '.join(map(str, (*batch, *part.shape)))})"
-
-
-def _about(leaf: ObsLeaf, spec: EnvSpec) -> str:
-    if leaf.name == spec.mask:
-        return "1 for an allowed action, 0 for another"
-    where = f"its part {'.'.join(map(str, leaf.path))}" if leaf.path else "the observation"
-    return f"{where}; the newest {leaf.stack}, the newest last" if leaf.stack > 1 else where

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import logging
 from abc import ABC, abstractmethod
@@ -72,8 +73,13 @@ class FileRecorder(Recorder, ABC):
 
     def __init__(self, path: Path, keep: int = 0) -> None:
         self.name = path.name
+        self._lines = end = 0
         try:
-            self._lines, end = _whole_lines(path, keep)
+            if path.exists():
+                with path.open("rb") as file:
+                    for line in itertools.islice(file, keep):
+                        if line.endswith(b"\n"):
+                            self._lines, end = self._lines + 1, end + len(line)
         except OSError as e:  # records of earlier launches must not be overwritten
             raise ResourceError(
                 f"{path} cannot be read: {e.strerror}",
@@ -132,18 +138,6 @@ class CsvRecorder(FileRecorder):
         at = record.opt_steps, record.env_steps, record.time
         rows.writerows((*at, name, float(value)) for name, value in record.values.items())
         return text.getvalue().encode("utf-8")
-
-
-def _whole_lines(path: Path, most: int) -> tuple[int, int]:
-    """The number of whole lines at the start of a file, at most `most`, and where they end [bytes]. No file: (0, 0)."""
-    lines, end = 0, 0
-    if path.exists():
-        with path.open("rb") as file:
-            for line in file:
-                if lines == most or not line.endswith(b"\n"):
-                    break
-                lines, end = lines + 1, end + len(line)
-    return lines, end
 
 
 def read_jsonl(path: Path, most: int | None = None) -> list[dict[str, Any]]:

@@ -31,19 +31,19 @@ def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> 
         for env in dict.fromkeys(envs[name] for name in bands):
             prefix = re.sub(r"\W+", "-", env).strip("-") + "_" if several else ""
             of_env = {name: band for name, band in bands.items() if envs[name] == env}
-            labels = dict(zip(of_env, _labels(list(of_env)), strict=True))
+            labels = _labels(list(of_env))
             for i, part in enumerate(_of_like_length(of_env)):
                 heading = f"{label.capitalize()} over {AXES[axis]}{f': {env}' if several else ''}"
                 end = max(band.at[-1] for band in part.values())
                 if i:
                     heading += f", up to {end:,.0f} {AXES[axis]}"
                 path = folder / f"{prefix}{axis}{f'-{end:.0f}' if i else ''}.png"
-                figure, plot = _axes(len(part))
-                for name, band in part.items():
-                    _draw_band(plot, band, labels[name])
-                plot.set(xlabel=AXES[axis], ylabel=label, title=env)
-                plot.grid(alpha=0.3)
-                figure.legend(loc="outside lower center", ncols=1, fontsize="small")
+                figure = _figure(
+                    {labels[name]: band for name, band in part.items()},
+                    xlabel=AXES[axis],
+                    ylabel=label,
+                    title=env,
+                )
                 path.unlink(missing_ok=True)  # a link there is not followed
                 figure.savefig(path, dpi=120)
                 written[path] = heading
@@ -62,36 +62,37 @@ def _of_like_length(bands: Mapping[str, Band]) -> list[dict[str, Band]]:
     return [{name: band for name, band in bands.items() if name in part} for part in parts]
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """The names of groups without the words that all of them have."""
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """By name, the names of groups without the words that all of them have."""
     words = [name.split() for name in names]
     shared = set.intersection(*map(set, words)) if len(names) > 1 else set()
     labels = [" ".join(word for word in name if word not in shared) or name[0] for name in words]
-    return labels if len(set(labels)) == len(labels) else list(names)
+    return dict(zip(names, labels if len(set(labels)) == len(labels) else names, strict=True))
 
 
-def _draw_band(plot: Any, band: Band, label: str) -> None:
-    marker = "o" if min(len(at) for at, _ in band.runs) <= FEW else None
-    means = [interval.value for interval in band.intervals]
-    every = max(1, len(means) // FEW)
-    (drawn,) = plot.plot(band.at, means, marker=marker, markevery=every, label=label)
-    color, style = drawn.get_color(), drawn.get_linestyle()
-    if len(band.runs) >= FEW:
-        low, high = ([getattr(interval, end) for interval in band.intervals] for end in ("low", "high"))
-        plot.fill_between(band.at, low, high, color=color, alpha=0.2)
-    elif len(band.runs) > 1:
-        for at, values in band.runs:
-            plot.plot(at, values, color=color, linestyle=style, alpha=0.3, linewidth=0.8)
-
-
-def _axes(n_groups: int) -> tuple[Any, Any]:
-    """A figure and its axes. More groups than there are colours get other line styles too."""
+def _figure(bands: Mapping[str, Band], **texts: str) -> Any:
+    """A figure with these bands, by label. More of them than there are colours get other line styles too."""
     from cycler import cycler
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5 + 0.2 * n_groups), layout="constrained")
+    figure = Figure(figsize=(8, 5 + 0.2 * len(bands)), layout="constrained")
     plot, colors = figure.subplots(), rcParams["axes.prop_cycle"].by_key()["color"]
-    if n_groups > len(colors):
+    if len(bands) > len(colors):
         plot.set_prop_cycle(cycler(linestyle=["-", "--", "-.", ":"]) * cycler(color=colors))
-    return figure, plot
+    for label, band in bands.items():
+        marker = "o" if min(len(at) for at, _ in band.runs) <= FEW else None
+        means = [interval.value for interval in band.intervals]
+        every = max(1, len(means) // FEW)
+        (drawn,) = plot.plot(band.at, means, marker=marker, markevery=every, label=label)
+        color, style = drawn.get_color(), drawn.get_linestyle()
+        if len(band.runs) >= FEW:
+            low, high = ([getattr(interval, end) for interval in band.intervals] for end in ("low", "high"))
+            plot.fill_between(band.at, low, high, color=color, alpha=0.2)
+        elif len(band.runs) > 1:
+            for at, values in band.runs:
+                plot.plot(at, values, color=color, linestyle=style, alpha=0.3, linewidth=0.8)
+    plot.set(**texts)
+    plot.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=1, fontsize="small")
+    return figure
