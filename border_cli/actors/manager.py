@@ -7,7 +7,7 @@ learner or another actor.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from time import monotonic
 from typing import Any
@@ -63,7 +63,14 @@ class ActorManager:
     def start(self, model: ModelInfo, state: State | None = None) -> None:
         """Start every actor as `begin` does. From a saved state they count on, with new episodes from new seeds."""
         self._saved = {} if state is None else dict(state.values)
-        self.begin(model, [(_resumed(actor, self._saved), None) for actor in range(self.n_actors)])
+        stats = [ActorStat(actor) for actor in range(self.n_actors)]
+        for actor in range(self.n_actors):
+            if (counts := self._saved.get(str(actor))) is not None:
+                check_like(State({}, counts), State({}, dict.fromkeys(_COUNTS, 0)), f"actor {actor}")
+                stats[actor] = resumed_stat(
+                    actor, counts["incarnation"] + 1, counts["env_steps"], counts["episodes"]
+                )
+        self.begin(model, [(stat, None) for stat in stats])
 
     def begin(
         self, model: ModelInfo, actors: Sequence[tuple[ActorStat, State | None]], published: int = 0
@@ -229,12 +236,3 @@ class ActorManager:
 
 _COUNTS = ("incarnation", "env_steps", "episodes")
 """What is saved of each actor."""
-
-
-def _resumed(actor: int, saved: Mapping[str, Any]) -> ActorStat:
-    """Counts to begin with."""
-    if str(actor) not in saved:
-        return ActorStat(actor)
-    counts = saved[str(actor)]
-    check_like(State({}, counts), State({}, dict.fromkeys(_COUNTS, 0)), f"actor {actor}")
-    return resumed_stat(actor, counts["incarnation"] + 1, counts["env_steps"], counts["episodes"])

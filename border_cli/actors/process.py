@@ -10,7 +10,6 @@ from selectors import EVENT_READ, DefaultSelector
 
 from border_cli.actors.actor import SentState, run_actor
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
-from border_cli.core.errors import ActorLostError
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
 from border_cli.runtime.child import Child
@@ -84,6 +83,7 @@ class ActorHandle(SupervisedProcess):
         if self.losses:
             counts.incarnation += 1
             counts.restarts += 1
+        self._context = {"actor": self.actor, "incarnation": counts.incarnation}
         self._final = None
         status.state, status.dropped = ActorState.STARTING, 0
         # No credit beyond what was used: the rest of the last incarnation's may have been given to others.
@@ -197,12 +197,6 @@ class ActorHandle(SupervisedProcess):
                 self._counts.exact = exact
             case SentState(state):
                 self.sent_state = state
-
-    def _exit_cause(self, process: Child) -> ActorLostError:
-        cause = super()._exit_cause(process)
-        if cause.details:  # an exception, and not a process that just ended
-            cause.context = {"actor": self.actor, "incarnation": self._counts.incarnation, **cause.context}
-        return cause
 
 
 def resumed_stat(actor: int, incarnation: int, env_steps: int, episodes: int) -> ActorStat:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -17,15 +19,20 @@ from numpy.typing import NDArray
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import UsageError
 
-_INSTALL = "\ninstall it with: pip install 'border-cli[atari]'"
+
+@contextmanager
+def _needing(what: str) -> Iterator[None]:
+    """Raise UsageError if a package that is imported inside is not installed. what: the first line of the message."""
+    try:
+        yield
+    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as e:
+        raise UsageError(f"{what}\ninstall it with: pip install 'border-cli[atari]'") from e
 
 
 def register(env_id: str) -> None:
     """Register the environments of ALE. Raises UsageError where it is not installed."""
-    try:
+    with _needing(f"env.id: {env_id!r} needs a package that is not installed"):
         import ale_py
-    except ModuleNotFoundError as e:
-        raise UsageError(f"env.id: {env_id!r} needs a package that is not installed{_INSTALL}") from e
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no greeting on the terminal
     gymnasium.register_envs(ale_py)  # importing it may have done that already
     # At exit ALE reports every game that is not collected yet.
@@ -40,12 +47,10 @@ def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
             f"env.preprocess=atari: {config.name} is no Atari game",
             allowed="ids such as ALE/Pong-v5, or preprocess=none",
         )
-    try:
+    with _needing("env.preprocess=atari needs opencv"):
         return gymnasium.wrappers.AtariPreprocessing(
             env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
         )
-    except gymnasium.error.DependencyNotInstalled as e:
-        raise UsageError(f"env.preprocess=atari needs opencv{_INSTALL}") from e
 
 
 class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked

@@ -90,17 +90,15 @@ class GymEnv:
         self.envs: list[gymnasium.Env[Any, Any]] = []
         self._owner = owner
         self._native = native
-        try:
-            with self._failures("make"):
-                for _ in range(n_envs):
-                    with settings_restored():
-                        if quiet:
-                            warnings.simplefilter("ignore")
-                        self.envs.append(make_gym(config, render_mode, native))
-                    tick()
-        except BaseException:
-            self.close()
-            raise
+        with contextlib.ExitStack() as undo, self._failures("make"):
+            undo.callback(self.close)
+            for _ in range(n_envs):
+                with settings_restored():
+                    if quiet:
+                        warnings.simplefilter("ignore")
+                    self.envs.append(make_gym(config, render_mode, native))
+                tick()
+            undo.pop_all()
         space = self.envs[0].observation_space
         self.spec = spec_of(self.envs[0], config)
         self.checker = EnvChecker(space, self.spec, n_envs, drop=config.nonfinite == "drop")

@@ -103,12 +103,10 @@ class Child:
             forkserver.preparation(name.replace(" ", "-")),
         )
         self._pipe, theirs = forkserver.connected(name)
-        try:
-            with contextlib.closing(theirs):
-                self._status = forkserver.start(setup, main, args, theirs.fileno())
-        except BaseException:
-            self._pipe.close()
-            raise
+        with contextlib.closing(theirs), contextlib.ExitStack() as undo:
+            undo.callback(self._pipe.close)
+            self._status = forkserver.start(setup, main, args, theirs.fileno())
+            undo.pop_all()
 
     @property
     def pid(self) -> int | None:

@@ -136,6 +136,7 @@ class SupervisedProcess(ABC):
             Any, ...
         ] = ()  # exception and step of the episode in which the last process failed
         self._killed = False
+        self._context: dict[str, Any] = {}  # what an exception that the process reports also says
         self._cause: ActorLostError | None = None
         self._due = Deadline(0.0)
 
@@ -254,7 +255,8 @@ class SupervisedProcess(ABC):
         if process.start_error is not None:
             return self._not_started(process.start_error)
         if self._failed is not None:
-            return ActorLostError(self._failed.error, self._failed.traceback, self._failed.context)
+            context = {**self._context, **self._failed.context}
+            return ActorLostError(self._failed.error, self._failed.traceback, context)
         how = f"{process.exit_reason} (it was {self.doing}){process.last_output}"
         return ActorLostError(f"{self.name} {how}")
 
