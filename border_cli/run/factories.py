@@ -28,7 +28,7 @@ from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, 
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Column, ModelInfo, item_columns
 from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
-from border_cli.envs.trial import try_env
+from border_cli.envs.try_env import try_env
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.run.directory import SWEEP_FILE
 from border_cli.run.summary import read_run_id

@@ -21,7 +21,7 @@ from border_cli.core.protocols import Agent
 from border_cli.core.spaces import EnvSpec, ObsSpec
 from border_cli.core.state import State, check_like
 from border_cli.envs.gym_spaces import part_name
-from border_cli.envs.trial import Probed
+from border_cli.envs.try_env import Probed
 from border_cli.run.factories import make_agent
 from border_cli.run.find import model_directory
 

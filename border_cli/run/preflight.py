@@ -30,7 +30,7 @@ from border_cli.core.format import size
 from border_cli.core.spaces import EnvSpec
 from border_cli.display.output import write_line
 from border_cli.display.views import SILENCE_S, is_live
-from border_cli.envs.trial import Probed
+from border_cli.envs.try_env import Probed
 from border_cli.run import factories
 from border_cli.run.directory import RUNS, folder_error
 from border_cli.run.initial_weights import (

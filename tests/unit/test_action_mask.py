@@ -19,7 +19,7 @@ from border_cli.config.schema import BufferConfig, EnvConfig
 from border_cli.core.errors import UsageError
 from border_cli.envs.group import GymEnv
 from border_cli.envs.gym_spaces import env_spec
-from border_cli.envs.trial import try_env
+from border_cli.envs.try_env import try_env
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
 from tests.fakes import sampler_of

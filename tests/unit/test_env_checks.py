@@ -18,7 +18,7 @@ from border_cli.core.errors import ActorLostError, ExitCode, UsageError
 from border_cli.core.spaces import Array
 from border_cli.core.types import concat_items, item_columns
 from border_cli.envs.group import GymEnv, ReplayedEnv
-from border_cli.envs.trial import try_env
+from border_cli.envs.try_env import try_env
 from border_cli.replay.n_step import NStepProcessor
 from border_cli.training.evaluators import EpisodeRunner
 from tests.fakes import NumpyPolicy, sampler_of

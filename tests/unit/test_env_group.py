@@ -23,7 +23,7 @@ from border_cli.core.errors import (
 )
 from border_cli.envs import group as group_module
 from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
-from border_cli.envs.trial import Probed, try_env
+from border_cli.envs.try_env import Probed, try_env
 from tests.counting import CountingEnv
 
 ACTIONS = np.zeros(2, np.int64)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.core.errors import UsageError
 from border_cli.envs.group import GymEnv
-from border_cli.envs.trial import try_env
+from border_cli.envs.try_env import try_env
 from tests.envs import Sampled
 
 TWO = spaces.Discrete(2)

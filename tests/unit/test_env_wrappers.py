@@ -17,7 +17,7 @@ from border_cli.config.schema import EnvConfig, TrainConfig, WrapperConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.group import GymEnv
-from border_cli.envs.trial import Probed, try_env
+from border_cli.envs.try_env import Probed, try_env
 from border_cli.run import initial_weights
 from tests.envs import SPACES, Add, Grid, Sound
 
