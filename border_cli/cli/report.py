@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -106,10 +107,10 @@ def _write(report: Report, out: Path) -> None:
     pages = [out / name for name in ("report.md", "report.html", "curves.csv")]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        try:
+        if importlib.util.find_spec("matplotlib"):
             envs = {group.name: group.env for group in report.groups}
             pictures = draw(report.curves, envs, report.metric, out)
-        except ModuleNotFoundError:
+        else:
             show("note: no pictures without matplotlib; install it with: pip install 'border-cli[report]'")
         for path in pages:
             path.unlink(missing_ok=True)  # a link there is not followed

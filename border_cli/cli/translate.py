@@ -104,7 +104,7 @@ class _Translation:
             return
         name, equals, value = word.lstrip("-+").partition("=")
         is_option = word.startswith("-")
-        target = self._target(name) if equals or is_option else self._target_of_bare(word)
+        target = self._target(name, is_bare=not equals and not is_option)
         if is_option and not equals:
             is_unused = target is not None and target.startswith("#")
             is_switch = target is not None and "=" in target and not is_unused
@@ -122,8 +122,15 @@ class _Translation:
         if " ".join(meant) != word.lstrip("+"):
             self.foreign.append(word)
 
-    def _target(self, name: str) -> str | None:
-        """Our key for a name, or an entry of the table; None for a name that is unknown."""
+    def _target(self, name: str, is_bare: bool) -> str | None:
+        """Our key for a name, or an entry of the table; None for a name that is unknown. is_bare: it has no value."""
+        if is_bare:
+            if _agent(name) or _plain(name) in table()["on_policy"].split():
+                return "agent"
+            if name in presets.env_ids() or re.search(r"-v\d+$", name):
+                return "env"
+            target = _by_word().get(name.lower())
+            return target if target and target.startswith("#") else None
         key = name.replace("-", "_")
         if key.startswith(("env.kwargs.", "sweep.")) or key in self._keys:
             return key
@@ -135,14 +142,6 @@ class _Translation:
         if (target := known or by_leaf.get(key)) is None and key.startswith("env."):
             return None if nearest_key(key, self._keys) else f"env.kwargs.{key.removeprefix('env.')}"
         return target
-
-    def _target_of_bare(self, word: str) -> str | None:
-        if _agent(word) or _plain(word) in table()["on_policy"].split():
-            return "agent"
-        if word in presets.env_ids() or re.search(r"-v\d+$", word):
-            return "env"
-        target = _by_word().get(word.lower())
-        return target if target and target.startswith("#") else None
 
     def _meant(self, target: str | None, value: str, typed: str) -> list[str]:
         if target is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import shutil
 import warnings
@@ -102,12 +102,10 @@ def write_policy(
 
 
 def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
-    try:
-        importlib.import_module("onnx")
-    except ImportError as e:
+    if importlib.util.find_spec("onnx") is None:
         raise UsageError(
             "format=onnx: the package onnx is not installed", allowed="pip install 'border-cli[export]'"
-        ) from e
+        )
     names, example = [leaf.name for leaf in spec.obs.leaves], list[Tensor]()  # a batch of two observations
     for leaf in spec.obs.leaves:
         value = torch.full((2, *leaf.shape), int(leaf.name == spec.mask), dtype=getattr(torch, leaf.dtype))

@@ -46,10 +46,10 @@ class AppendedFile:
             try:
                 while rest:
                     rest = rest[file.write(rest) :]
-            except OSError:
-                with contextlib.suppress(OSError):  # the first error is the one to raise
-                    file.truncate(start)
-                raise
+            finally:
+                if rest:
+                    with contextlib.suppress(OSError):  # the first error is the one to raise
+                        file.truncate(start)
         self.end = start + len(piece)
 
 

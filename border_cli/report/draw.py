@@ -23,7 +23,7 @@ def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> 
     """Draw the interquartile mean of each group, with its interval or with its few runs. Returns a heading by picture.
 
     One picture per environment and axis, and another one for groups with much smaller budgets. envs: by the group's name.
-    Raises ModuleNotFoundError where matplotlib is not installed.
+    It needs matplotlib.
     """
     written = {}
     several, label = len(set(envs.values())) > 1, _LABELS.get(metric, metric)

@@ -80,24 +80,20 @@ class RunRecord:
 
     @cached_property
     def compared(self) -> dict[str, Any]:
-        """The values that all runs of a group share."""
-        return {
-            key: value
-            for key, value in self.config.items()
-            if key.split(".")[0] not in _NOT_COMPARED and not self._was_auto(key, value)
-        }
+        """The values that all runs of a group share: not what `auto` has chosen, maybe another value in each run."""
+        values = dict[str, Any]()
+        for key, value in self.config.items():
+            typed = self.typed.get(key, self.typed.get(key.removesuffix(".type")))
+            was_auto = typed == "auto" if key in _NUMBERS else key in _EXECUTION and typed in (None, "auto")
+            of_plugin = key == "evaluator.type" and value not in ("inline", "process")
+            if key.split(".")[0] not in _NOT_COMPARED and (of_plugin or not was_auto):
+                values[key] = value
+        return values
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What may distinguish a run: the values that are compared, and its preset."""
         return self.compared | {"preset": self.config.get("preset.name") or NONE}
-
-    def _was_auto(self, key: str, value: Any) -> bool:
-        """Whether `auto` has chosen this value, so that another run of the same command may have another one."""
-        if key == "evaluator.type" and value not in ("inline", "process"):  # that of a plugin
-            return False
-        typed = self.typed.get(key, self.typed.get(key.removesuffix(".type")))
-        return typed == "auto" if key in _NUMBERS else key in _EXECUTION and typed in (None, "auto")
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -44,13 +44,12 @@ class TuningSettings:
 
 def import_optuna() -> Any:
     """The package. Raises UsageError where it is not installed."""
-    try:
-        optuna: Any = importlib.import_module("optuna")
-    except ModuleNotFoundError as e:
+    if importlib.util.find_spec("optuna") is None:
         raise UsageError(
-            f"hydra/sweeper=border_optuna: the package {e.name} is not installed",
+            "hydra/sweeper=border_optuna: the package optuna is not installed",
             allowed="pip install 'border-cli[tune]'",
-        ) from e
+        )
+    optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
