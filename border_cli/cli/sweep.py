@@ -23,9 +23,9 @@ from border_cli.run.directory import (
     SWEEP_FILE,
     Launch,
     create_sweep,
-    folder_error,
     locked,
     make_folder,
+    writing,
 )
 from border_cli.runtime.signals import StopFlag
 from border_cli.sweeps.jobs import Sweep, job_argv, newest_sweep
@@ -49,7 +49,7 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
     with locked(folder), StopFlag() as stop, output() as out:
         sweep = Sweep.read(folder) if continued else Sweep(folder, wanted)
         run = SweepRun(sweep, composer, launch, settings, launcher, stop, out)
-        try:
+        with contextlib.closing(run), writing(folder):
             run.announce(continued)
             if tuning is not None:
                 code = tune(run, tuning)
@@ -59,10 +59,6 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
                 else:
                     _run_sweeper(composer, run, argv)
                 code = run.finish()
-        except OSError as e:
-            raise folder_error(e, folder) from e
-        finally:
-            run.close()
     return code if stop.code is None else int(stop.code)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from border_cli.config.convert import as_typed, dump, load, to_config, to_plain
 from border_cli.config.registry import import_paths
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import BorderError, ResourceError, UsageError
+from border_cli.core.errors import ResourceError, UsageError
 from border_cli.runtime.files import replace_file
 
 RUNS = Path("runs")
@@ -81,7 +81,7 @@ def create_sweep(root: Path = RUNS) -> Path:
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold the run's lock. Raises UsageError at once while another process holds it. It ends with the process."""
-    with _writing(path := run_dir / LOCK_FILE):
+    with writing(path := run_dir / LOCK_FILE):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,7 +138,7 @@ def _check_no_run(path: Path) -> None:
 
 def write_config(run_dir: Path, config: TrainConfig) -> None:
     """Write the configuration that really runs. Raises as `create_run` does."""
-    with _writing(path := run_dir / CONFIG_FILE):
+    with writing(path := run_dir / CONFIG_FILE):
         replace_file(path, dump(to_plain(config)).encode("utf-8"))
 
 
@@ -248,7 +248,7 @@ def _make_exclusively(path: Path) -> Path:
     make_folder(path.parent)
     n, candidate = 1, path
     while True:
-        with _writing(candidate):
+        with writing(candidate):
             try:
                 candidate.mkdir()
                 return candidate
@@ -259,28 +259,25 @@ def _make_exclusively(path: Path) -> Path:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, unless it exists. Raises UsageError, or ResourceError for a full disk."""
-    with _writing(path):
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn the error of a path that cannot be written to into one that names it."""
+def writing(path: Path) -> Iterator[None]:
+    """Raise an error that names the path where it cannot be created or written to. path: of a run, or a folder of runs."""
     try:
         yield
     except OSError as e:
-        raise folder_error(e, path) from e
-
-
-def folder_error(error: OSError, path: Path) -> BorderError:
-    """The error to raise if a run directory cannot be created, or written to."""
-    if error.errno in DISK_FULL:
-        return ResourceError(f"{path}: the disk is full", allowed="free some space, or run in another folder")
-    reason = error.strerror or type(error).__name__
-    return UsageError(
-        f"{path} cannot be made or written to: {reason}",
-        allowed="a folder that you may write to, such as hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m",
-    )
+        if e.errno in DISK_FULL:
+            raise ResourceError(
+                f"{path}: the disk is full", allowed="free some space, or run in another folder"
+            ) from e
+        reason = e.strerror or type(e).__name__
+        raise UsageError(
+            f"{path} cannot be made or written to: {reason}",
+            allowed="a folder that you may write to, such as hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m",
+        ) from e
 
 
 def _point_latest(root: Path, path: Path) -> None:

@@ -32,7 +32,7 @@ from border_cli.display.output import write_line
 from border_cli.display.views import SILENCE_S, is_live
 from border_cli.envs.try_env import Probed
 from border_cli.run import factories
-from border_cli.run.directory import RUNS, folder_error
+from border_cli.run.directory import RUNS, writing
 from border_cli.run.initial_weights import (
     resolved_init_from,
     weights_directory,
@@ -108,10 +108,8 @@ def preflight(
 
 def _check_machine(config: TrainConfig, folder: Path) -> None:
     """Check the folder, and descriptors and processes for the largest number of actors that `auto` may become."""
-    try:
+    with writing(folder):
         resources.check_folder(folder)
-    except OSError as e:
-        raise folder_error(e, folder) from e
     largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
     resources.check_descriptors(largest)
     resources.check_tasks(largest)
