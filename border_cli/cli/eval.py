@@ -34,7 +34,7 @@ from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
 from border_cli.display.output import write_line
 from border_cli.display.text import table_text
-from border_cli.report.stats import INTERVAL, Statistics, summarise
+from border_cli.report.stats import INTERVAL, summarise
 from border_cli.run import load
 from border_cli.run.directory import check_code, check_plain
 from border_cli.run.find import Located, model_directory, parse_checkpoint
@@ -74,8 +74,23 @@ def main(argv: Sequence[str]) -> None:
     """The command."""
     parser = Parser("border-eval", _Settings, ("plugins=", "env."))
     flags, paths, overrides = parser.read_paths(argv)
-    if not parser.answers(flags):
-        _evaluate(flags, paths, overrides)
+    if parser.answers(flags):
+        return
+    located, saved = find_model(paths, flags.checkpoint, flags.trust)
+    if flags.video:
+        from border_cli.training.films import import_av
+
+        import_av()  # its absence should not be noticed after the episodes
+    named = typed_names(overrides)
+    # Plugins may define the environment's keys.
+    load.import_plugins(saved.description, named.get("plugins", ()), flags.trust)
+    env = _env_config(load.stored_config(saved.description).env, overrides)
+    check_code({"env": asdict(env)}, named, flags.trust)
+    import torch
+
+    torch.set_num_threads(1)  # batches of ten observations are too small to share among threads
+    policy = load.make_policy(saved, flags.seed)
+    _evaluate(flags, located, saved, env, policy, override_values(overrides))
 
 
 def find_model(paths: Sequence[Path], checkpoint: str | None, trusted: bool) -> tuple[Located, SavedModel]:
@@ -94,25 +109,18 @@ def find_model(paths: Sequence[Path], checkpoint: str | None, trusted: bool) -> 
     return located, read_model(located.path)
 
 
-def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Override]) -> None:
-    located, saved = find_model(paths, flags.checkpoint, flags.trust)
-    if flags.video:
-        from border_cli.training.films import import_av
-
-        import_av()  # its absence should not be noticed after the episodes
-    changed, named = override_values(overrides), typed_names(overrides)
-    # Plugins may define the environment's keys.
-    load.import_plugins(saved.description, named.get("plugins", ()), flags.trust)
-    env = _env_config(load.stored_config(saved.description).env, overrides)
-    check_code({"env": asdict(env)}, named, flags.trust)
-    import torch
-
-    torch.set_num_threads(1)  # batches of ten observations are too small to share among threads
-    policy = load.make_policy(saved, flags.seed)
+def _evaluate(
+    flags: Namespace,
+    located: Located,
+    saved: SavedModel,
+    env: EnvConfig,
+    policy: ActingPolicy,
+    typed: Mapping[str, str],
+) -> None:
+    """Run the episodes, write and show the results. typed: the overrides of the environment, by key."""
     evaluation = _run_episodes(flags, saved, env, policy)
-    statistics = summarise(evaluation)
-    for key in ("plugins", "env.imports"):
-        changed.pop(key, None)
+    s = summarise(evaluation)
+    changed = {key: value for key, value in typed.items() if key not in ("plugins", "env.imports")}
     data = {
         "model": located.path.resolve().name,
         "opt_steps": evaluation.opt_steps,
@@ -121,7 +129,7 @@ def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Overr
         "seed": flags.seed,
         "max_episode_steps": flags.max_episode_steps,
         "interval_is": INTERVAL,
-        **asdict(statistics),
+        **asdict(s),
         "infos": evaluation.infos,
         "returns": evaluation.returns,
         "lengths": evaluation.lengths,
@@ -133,12 +141,17 @@ def _evaluate(flags: Namespace, paths: Sequence[Path], overrides: Sequence[Overr
         written = f"written: {path}"
     except OSError as e:  # somebody else's run can be evaluated, too
         written = f"not written: {path}: {e.strerror or e}"
-    facts = {
+    rows = {
         "model": f"{located.path} (opt step {evaluation.opt_steps:,})",
         "environment": " ".join([env.name, *(f"{key}={value}" for key, value in changed.items())]),
-        "episodes": f"{statistics.episodes:,} (seed {flags.seed})",
+        "episodes": f"{s.episodes:,} (seed {flags.seed})",
+        "return": f"{number(s.mean)} ± {number(s.std)}",
+        "95% interval of the mean": "-" if s.interval is None else " to ".join(map(number, s.interval)),
+        "smallest, largest return": f"{number(s.min)}, {number(s.max)}",
+        "episode length": f"{number(s.length_mean)} ({s.length_min:,} to {s.length_max:,})",
+        **{f"mean {key}": number(mean) for key, mean in evaluation.infos.items()},
     }
-    show(f"{_table(facts, statistics, evaluation.infos).rstrip()}\n{written}")
+    show(f"{table_text(list(rows.items())).rstrip()}\n{written}")
     if flags.video:
         _film(flags, saved, env, policy, path)
 
@@ -226,19 +239,6 @@ def _film(flags: Namespace, saved: SavedModel, config: EnvConfig, policy: Acting
                 raise Interrupted(stop.code or ExitCode.SIGINT)
             steps = counted(filmed.lengths[0], "env step")
             show(f"written: {target} (return {number(filmed.returns[0])}, {steps})")
-
-
-def _table(facts: Mapping[str, str], s: Statistics, infos: Mapping[str, float]) -> str:
-    interval = "-" if s.interval is None else f"{number(s.interval[0])} to {number(s.interval[1])}"
-    rows = {
-        **facts,
-        "return": f"{number(s.mean)} ± {number(s.std)}",
-        "95% interval of the mean": interval,
-        "smallest, largest return": f"{number(s.min)}, {number(s.max)}",
-        "episode length": f"{number(s.length_mean)} ({s.length_min:,} to {s.length_max:,})",
-        **{f"mean {key}": number(mean) for key, mean in infos.items()},
-    }
-    return table_text(list(rows.items()))
 
 
 def _result_path(flags: Namespace, located: Located, opt_steps: int, changed: Mapping[str, str]) -> Path:

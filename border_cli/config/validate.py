@@ -28,7 +28,7 @@ from border_cli.core.errors import UsageError
 def validate(config: TrainConfig) -> None:
     """Run every cross-check. Raises UsageError for the first one that fails."""
     config.agent.validate()
-    for check in (_environment, _actors, _device, _replay, _ratio, _evaluation):
+    for check in (_environment, _actors, _device_and_replay, _trainer):
         check(config)
 
 
@@ -174,8 +174,8 @@ def _actors(config: TrainConfig) -> None:
     )
 
 
-def _device(config: TrainConfig) -> None:
-    device = config.device
+def _device_and_replay(config: TrainConfig) -> None:
+    device, capacity, least = config.device, config.buffer.capacity, least_capacity(config)
     _refuse(
         not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device),
         f"device: there is no {device!r}",
@@ -191,10 +191,6 @@ def _device(config: TrainConfig) -> None:
         f"buffer.device=cuda keeps the rows on the GPU that computes opt steps, and device={device}",
         "buffer.device=cpu, or device=cuda",
     )
-
-
-def _replay(config: TrainConfig) -> None:
-    capacity, warmup, least = config.buffer.capacity, config.trainer.warmup_period, least_capacity(config)
     _refuse(
         config.buffer.with_priority() and not config.agent.gives_priorities(),
         f"buffer.initial_priority=actor: actors with agent={config.agent.type} do not know the errors that its opt "
@@ -202,8 +198,8 @@ def _replay(config: TrainConfig) -> None:
         "buffer.initial_priority=max",
     )
     _refuse(
-        warmup > capacity,
-        f"trainer.warmup_period={warmup} env steps do not fit into buffer.capacity={capacity}",
+        config.trainer.warmup_period > capacity,
+        f"trainer.warmup_period={config.trainer.warmup_period} env steps do not fit into buffer.capacity={capacity}",
         "warmup_period <= capacity",
     )
     _refuse(
@@ -213,9 +209,10 @@ def _replay(config: TrainConfig) -> None:
     )
 
 
-def _ratio(config: TrainConfig) -> None:
-    """Budgets that end before the first opt step, and values with which learner and actors would wait for each other."""
-    t, tolerance, needed = config.trainer, ratio_tolerance(config), batch_steps(config)
+def _trainer(config: TrainConfig) -> None:
+    """Budgets that end too early or never, and values with which learner and actors would wait for each other."""
+    t, tolerance, episodes = config.trainer, ratio_tolerance(config), config.evaluator.episodes
+    needed, first = batch_steps(config), first_opt_step_at(config)
     _refuse(
         t.max_opts is None and t.max_env_steps is None and t.max_time is None,
         "trainer: without a budget the run would never end",
@@ -235,7 +232,6 @@ def _ratio(config: TrainConfig) -> None:
             "trainer.warmup_period + opt_interval + ratio_tolerance\n"
             f"  >= batch_size + n_actors·envs_per_actor·{waiting}",
         )
-    first = first_opt_step_at(config)
     _refuse(
         t.max_env_steps is not None and t.max_env_steps < first,
         f"trainer.max_env_steps={t.max_env_steps} ends before the first opt step, at {first:,}\n"
@@ -243,10 +239,6 @@ def _ratio(config: TrainConfig) -> None:
         f"batch_size={config.agent.batch_size}",
         "a larger max_env_steps, or a smaller warmup_period or batch_size",
     )
-
-
-def _evaluation(config: TrainConfig) -> None:
-    t, episodes = config.trainer, config.evaluator.episodes
     _refuse(
         t.stop_return is not None and t.eval_interval is None,
         "trainer.stop_return waits for an evaluation, and trainer.eval_interval=null has none",

@@ -127,28 +127,24 @@ class Policy:
             )
             hot = [columns[..., i, None] == np.arange(size) for i, size in enumerate(part["categories"])]
             return np.concatenate(hot, axis=-1).reshape(n, -1).astype(np.float32) * np.float32(part["scale"])
-        if part["as"] == "image":
-            return self._convolved(part, value)
+        if part["as"] == "image":  # ReLU convolutions, flattened
+            if (
+                part["channels"] != "stack"
+            ):  # of a stack (B, frames, height, width), the frames are the channels
+                value = np.moveaxis(value, part["axis"], -3)
+                value = value.reshape(n, -1, *value.shape[-2:])
+            x = (value.astype(np.float32) - np.float32(part["low"])) * np.float32(part["scale"])
+            for i, (kernel, stride, padding) in enumerate(part["layers"]):
+                weight, bias = self._arrays[f"{name}/{i}/weight"], self._arrays[f"{name}/{i}/bias"]
+                x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+                windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(2, 3))
+                windows = windows[:, :, ::stride, ::stride]  # (B, channels, height, width, kernel, kernel)
+                x = np.einsum("bchwij,ocij->bohw", windows, weight, optimize=True) + bias[:, None, None]
+                x = np.maximum(x, 0.0)
+            return x.reshape(n, -1)
         numbers = value.reshape(n, -1).astype(np.float32)
         if part["as"] == "normalized":
             mean, std = self._arrays[f"{name}/mean"], self._arrays[f"{name}/std"]
             framed = numbers.reshape(n, part["stack"], -1)
             return ((framed - mean) / std).clip(-part["limit"], part["limit"]).reshape(n, -1)
         return (numbers - np.float32(part["low"])) / np.float32(part["span"])
-
-    def _convolved(self, part: dict[str, Any], value: Any) -> Any:
-        """ReLU convolutions of (B, ...) images, flattened."""
-        x = value
-        if part["channels"] != "stack":  # of a stack (B, frames, height, width), the frames are the channels
-            x = np.moveaxis(x, part["axis"], -3)
-            x = x.reshape(len(x), -1, *x.shape[-2:])
-        x = (x.astype(np.float32) - np.float32(part["low"])) * np.float32(part["scale"])
-        for i, (kernel, stride, padding) in enumerate(part["layers"]):
-            weight = self._arrays[f"{part['name']}/{i}/weight"]
-            bias = self._arrays[f"{part['name']}/{i}/bias"]
-            x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
-            windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(2, 3))
-            windows = windows[:, :, ::stride, ::stride]  # (B, channels, height, width, kernel, kernel)
-            x = np.einsum("bchwij,ocij->bohw", windows, weight, optimize=True) + bias[:, None, None]
-            x = np.maximum(x, 0.0)
-        return x.reshape(len(x), -1)

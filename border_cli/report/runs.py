@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -153,33 +154,27 @@ def read_run(path: Path, metric: str) -> RunRecord | None:
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     """Runs of the same configuration together, in the order in which they were found.
 
-    A run without a stored configuration is a group of its own. No two groups have the same name.
+    A run without a stored configuration is a group of its own. The name of a group is its title, with its typed values
+    that others of the same title do not have; other values are named only where groups do not differ in those. The second
+    of the same name is "name (2)".
     """
     groups: dict[object, list[RunRecord]] = {}
     for run in runs:
         values = tuple(sorted((key, repr(value)) for key, value in run.compared.items()))
         groups.setdefault(values or run.path, []).append(run)
-    members = list(groups.values())
-    return [Group(name, group) for name, group in zip(_names(members), members, strict=True)]
-
-
-def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """The title of each group, with its typed values that others of the same title do not have.
-
-    Other values are shown only where groups do not differ in those. The second of the same name is "name (2)".
-    """
-    names = [group[0].title for group in groups]
+    named = [Group(members[0].title, members) for members in groups.values()]
     for typed_only in (True, False):
         same: dict[str, list[RunRecord]] = {}
-        for name, group in zip(names, groups, strict=True):
-            same.setdefault(name, []).append(group[0])
-        names = [
-            " ".join([name, *_differing(group, same[name], typed_only)])
-            for name, group in zip(names, groups, strict=True)
-        ]
-    return [
-        name if (n := names[:i].count(name)) == 0 else f"{name} ({n + 1})" for i, name in enumerate(names)
-    ]
+        for group in named:
+            same.setdefault(group.name, []).append(group.runs[0])
+        for group in named:
+            group.name = " ".join([group.name, *_differing(group.runs, same[group.name], typed_only)])
+    counts = Counter[str]()
+    for group in named:
+        counts[group.name] += 1
+        if (n := counts[group.name]) > 1:
+            group.name += f" ({n})"
+    return named
 
 
 def _differing(group: Sequence[RunRecord], others: Sequence[RunRecord], typed_only: bool) -> Iterator[str]:
