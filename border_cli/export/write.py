@@ -211,26 +211,21 @@ def _described_encoder(encoder: Encoder, arrays: dict[str, Array]) -> list[dict[
             {"name": name, "as": "normalized", "stack": normalizer.shape[0], "limit": normalizer.limit}
         )
     for convolutions in cast(list[Convolutions], list(encoder.convolutions)):
-        parts.append(_described_image(convolutions, arrays))
+        leaf, layers = convolutions.leaf, cast(list[nn.Conv2d], list(convolutions.layers))
+        for i, layer in enumerate(layers):
+            arrays[f"{leaf.name}/{i}/weight"] = layer.weight.detach().numpy().copy()
+            assert layer.bias is not None
+            arrays[f"{leaf.name}/{i}/bias"] = layer.bias.detach().numpy().copy()
+        assert leaf.low is not None and leaf.high is not None
+        image = {
+            "channels": "stack" if len(leaf.shape) == 3 and leaf.stack > 1 else "axis",
+            "axis": leaf.channel_axis,
+            "low": leaf.low,
+            "scale": 1.0 / (leaf.high - leaf.low),
+            "layers": [(layer.kernel_size[0], layer.stride[0], int(layer.padding[0])) for layer in layers],
+        }
+        parts.append({"name": leaf.name, "as": "image", **image})
     return parts
-
-
-def _described_image(convolutions: Convolutions, arrays: dict[str, Array]) -> dict[str, Any]:
-    leaf, layers = convolutions.leaf, cast(list[nn.Conv2d], list(convolutions.layers))
-    for i, layer in enumerate(layers):
-        arrays[f"{leaf.name}/{i}/weight"] = layer.weight.detach().numpy().copy()
-        assert layer.bias is not None
-        arrays[f"{leaf.name}/{i}/bias"] = layer.bias.detach().numpy().copy()
-    assert leaf.low is not None and leaf.high is not None
-    return {
-        "name": leaf.name,
-        "as": "image",
-        "channels": "stack" if len(leaf.shape) == 3 and leaf.stack > 1 else "axis",
-        "axis": leaf.channel_axis,
-        "low": leaf.low,
-        "scale": 1.0 / (leaf.high - leaf.low),
-        "layers": [(layer.kernel_size[0], layer.stride[0], int(layer.padding[0])) for layer in layers],
-    }
 
 
 # -- README ------------------------------------------------------------------
