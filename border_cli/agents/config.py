@@ -24,7 +24,7 @@ class NetworkConfig(AgentConfig):
     lr: float = option(1e-3, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
     lr_schedule: str = option(
         "constant",
-        "how the learning rate falls to its share lr_final over lr_opt_steps",
+        "how the learning rate falls to lr · lr_final over lr_opt_steps",
         choices=("constant", "linear", "cosine"),
     )
     lr_final: float = option(
@@ -51,8 +51,9 @@ class NetworkConfig(AgentConfig):
     )
     compile: str = option(
         "auto",
-        "compile the opt step; auto: during the run if it is long enough, and used while it is the faster one in this "
-        "run; false where bits have to repeat; with device=cuda auto and true capture it as a CUDA graph",
+        "compile the opt step; auto: during the run if it is long enough; the compiled form is used while"
+        " it is the fastest; false in reproducible runs; with device=cuda, auto and true capture it as a "
+        "CUDA graph",
         choices=("auto", "true", "false"),
     )
 

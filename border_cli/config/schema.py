@@ -110,7 +110,7 @@ class EnvConfig:
     entry_point: str | None = option(None, "instead of id: `module:Class` or `module:function` returning one")
     kwargs: dict[str, Any] = option({}, "arguments of the environment")
     imports: list[str] = option(
-        [], "`module` to import first, because it registers environments; `module:function` to call for that"
+        [], "`module` that is imported, or `module:function` that is called, to register environments"
     )
     max_episode_steps: int | None = option(
         None, "truncate episodes here instead of at the registered limit", unit="env steps", ge=1
@@ -121,7 +121,7 @@ class EnvConfig:
         "with arguments as {name: …, kwargs: {…}}",
     )
     obs_keys: list[str] = option(
-        [], "parts of a Dict observation to use, `key` or `key.key`; []: all that an agent takes"
+        [], "parts of a Dict observation to use, `key` or `key.key`; []: all that the agent supports"
     )
     categories: dict[str, list[int]] | None = option(
         None,
@@ -187,8 +187,8 @@ class BufferConfig:
     n_step: int = option(1, "env steps per transition, for n-step returns", unit="env steps", ge=1, le=1000)
     device: str = option(
         "auto",
-        "where the rows are: cpu, the main memory; cuda, the GPU that device names; "
-        "auto: there, if they take at most half of its free memory",
+        "where the rows are: cpu, the main memory; cuda, the GPU that device names; auto: on the GPU if "
+        "they take at most half of its free memory",
         choices=("auto", "cpu", "cuda"),
     )
 
@@ -225,14 +225,14 @@ class ActorManagerConfig:
     )
     min_actors: int = option(
         1,
-        "end the run when fewer actors are left; one that waits for its restart still counts",
+        "end the run when fewer actors are left; an actor that waits for its restart counts",
         unit="processes",
         ge=1,
     )
     restarts: int = option(
         5, "restarts of an actor within restart_window_s; then it is given up", unit="restarts", ge=0
     )
-    restart_window_s: float = option(600.0, "restarts longer ago do not count", unit="s", gt=0.0)
+    restart_window_s: float = option(600.0, "older restarts do not count", unit="s", gt=0.0)
     restart_delay_s: float = option(
         1.0, "wait before the first restart, doubled for each further one, at most 30 s", unit="s", gt=0.0
     )
@@ -262,8 +262,8 @@ class RayConfig(ActorManagerConfig):
     n_buffer: int = override_default(ActorManagerConfig, "n_buffer", 256)
     address: str = option(
         "local",
-        "the cluster: local, one of this run alone; auto, one that runs on this machine or that RAY_ADDRESS names; "
-        "ray://<host>:10001",
+        "the cluster: local, a cluster only for this run; auto, the cluster on this machine or at "
+        "RAY_ADDRESS; ray://<host>:10001",
     )
     cpus_per_actor: float = option(
         1.0, "CPUs that Ray reserves for each actor; fractions share a CPU", unit="CPUs", gt=0.0
@@ -289,10 +289,10 @@ class TrainerConfig:
     )
     max_opts: int | None = option(None, "budget", unit="opt steps", ge=1)
     max_env_steps: int | None = option(50_000, "budget, never exceeded", unit="env steps", ge=1)
-    max_time: float | None = option(None, "budget, without the start of the run", unit="s", gt=0.0)
+    max_time: float | None = option(None, "budget; start-up does not count", unit="s", gt=0.0)
     stop_return: float | None = option(
         None,
-        "end when the mean return of a model surely reaches this, on regular and fresh episodes",
+        "end when a model reaches this mean return with 95% confidence, on regular and fresh episodes",
         unit="reward",
     )
     opt_interval: float | None = option(
@@ -303,7 +303,7 @@ class TrainerConfig:
     )
     warmup_period: int = option(
         1_000,
-        "env steps before the first opt step is due; the ratio counts from there",
+        "env steps before the first opt step; the ratio counts from the end of this period",
         unit="env steps",
         ge=0,
     )
@@ -332,7 +332,7 @@ class TrainerConfig:
     )
     max_nonfinite: int = option(
         10,
-        "end the run after this many in a row whose loss or gradient is not finite",
+        "end the run after this many opt steps in a row with a loss or gradient that is not finite",
         unit="opt steps",
         ge=1,
     )
@@ -351,15 +351,15 @@ class EvaluatorConfig:
     n_envs: int = option(10, "environments stepped together", unit="environments", ge=1)
     max_episode_steps: int | None = option(
         None,
-        "an evaluation episode is cut here; null: at ten times the longest episode of training so far, at 1,000 at the "
-        "earliest, and at 30,000 at the latest, as in a reproducible run",
+        "an evaluation episode is cut here; null: ten times the longest training episode so far, but at "
+        "least 1,000 and at most 30,000; 30,000 in a reproducible run",
         unit="env steps",
         ge=1,
     )
     confirm: bool = option(
         True,
-        "when the run ends, compare the models with the highest scores on fresh episodes; the score of the best comes from "
-        "others",
+        "when the run ends, compare the models with the highest scores on fresh episodes; the best "
+        "model's score comes from other episodes",
     )
     video_interval: int | None = option(
         None, "film one episode this often, to videos/; null: never", unit="opt steps", ge=1
@@ -390,7 +390,8 @@ class RecorderConfig:
     project: str = option("border-cli", "project of Weights & Biases, experiment of MLflow")
     finish_s: float = option(
         60.0,
-        "wait this long at the end of a run for trackers and recorders of your own; 15 s at most if it was stopped",
+        "wait this long at the end of a run for trackers and your own recorders; at most 15 s if the run "
+        "was stopped",
         unit="s",
         ge=0.0,
     )
@@ -407,7 +408,8 @@ class CheckpointConfig:
 
     keep: int = option(
         3,
-        "newest checkpoints kept, and never fewer than two that verify (of replays only the file size is checked)",
+        "number of newest checkpoints to keep; at least two that verify are kept (only the file size of "
+        "replays is checked)",
         unit="checkpoints",
         ge=1,
     )
@@ -453,7 +455,7 @@ class TrainConfig:
     device: str = option("cpu", "where the learner computes: cpu, cuda, cuda:1, mps")
     n_actors: int | None = option(
         1,
-        "number of actors, each in a process of its own; auto: as many as keep the learner busy",
+        "number of actors, each in its own process; auto: as many as keep the learner busy",
         unit="processes",
         ge=1,
         le=1024,
@@ -461,8 +463,8 @@ class TrainConfig:
     )
     threads: int | None = option(
         None,
-        "torch threads of the learner; auto: the number with which this run is fastest, timed again and again; 1 where "
-        "bits have to repeat",
+        "torch threads of the learner; auto: the fastest number, measured repeatedly during the run; 1 in"
+        " reproducible runs",
         unit="threads",
         ge=1,
         auto=True,

@@ -36,7 +36,7 @@ class PrioritizedConfig(BufferConfig):
     )
     initial_priority: str = option(
         "max",
-        "priority of a new row: the largest so far, or by the actor's own TD error (Ape-X)",
+        "priority of a new row: the largest so far, or the TD error that the actor computes (Ape-X)",
         choices=("max", "actor"),
     )
     normalizer: str = option(

@@ -41,7 +41,8 @@ class DqnConfig(NetworkConfig):
     dueling: bool = option(False, "dueling network: the state's value plus the advantage of each action")
     noisy: bool = option(
         False,
-        "noisy linear layers, for exploration: the output layer, and the last hidden one if it is not the only one",
+        "noisy linear layers, for exploration: the output layer and, if there are several hidden layers, "
+        "the last of them",
     )
     noisy_std: float = option(0.5, "noisy layers: initial σ₀", unit="weight", gt=0.0)
     head: str = option(
@@ -53,7 +54,8 @@ class DqnConfig(NetworkConfig):
     )
     v_min: float | None = option(
         None,
-        "categorical head: smallest discounted return; auto: from the first rewards, with some atoms beyond",
+        "categorical head: smallest discounted return; auto: set by the first rewards, with some atoms "
+        "outside the range",
         unit="reward",
         auto=True,
     )
@@ -63,8 +65,8 @@ class DqnConfig(NetworkConfig):
     quantiles: int = option(32, "quantile heads: quantiles learned per opt step", unit="quantiles", ge=1)
     kappa: float = option(
         1.0,
-        "quantile heads: κ of the quantile Huber loss, which is quadratic up to this error; much less than the spread of "
-        "the returns, or their expectiles are learned",
+        "quantile heads: κ of the quantile Huber loss, which is quadratic up to this error; if κ is not "
+        "much less than the spread of the returns, expectiles are learned",
         unit="reward",
         gt=0.0,
     )
@@ -79,7 +81,7 @@ class DqnConfig(NetworkConfig):
     )
     target_interval: int = option(128, "update the target network this often", unit="opt steps", ge=1)
     target_tau: float = option(
-        1.0, "share of the online network in that update; 1: a copy", unit="share", gt=0.0, le=1.0
+        1.0, "share of the online network in each target update; 1: a copy", unit="share", gt=0.0, le=1.0
     )
     exploration: str = option(
         "epsilon", "how actions are explored; none: only by noisy layers", choices=EXPLORATIONS

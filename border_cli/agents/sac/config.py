@@ -54,8 +54,8 @@ class SacConfig(NetworkConfig):
     )
     kappa: float = option(
         1.0,
-        "quantiles: κ of the quantile Huber loss, which is quadratic up to this error; much less than the spread of "
-        "the returns, or their expectiles are learned",
+        "quantiles: κ of the quantile Huber loss, which is quadratic up to this error; if κ is not much "
+        "less than the spread of the returns, expectiles are learned",
         unit="reward",
         gt=0.0,
     )
@@ -72,7 +72,7 @@ class SacConfig(NetworkConfig):
     )
     target_interval: int = option(1, "update the target networks this often", unit="opt steps", ge=1)
     target_tau: float = option(
-        0.005, "share of the online networks in that update; 1: a copy", unit="share", gt=0.0, le=1.0
+        0.005, "share of the online networks in each target update; 1: a copy", unit="share", gt=0.0, le=1.0
     )
     target_noise: float = option(
         0.2,
@@ -81,7 +81,7 @@ class SacConfig(NetworkConfig):
         ge=0.0,
     )
     target_noise_clip: float = option(
-        0.5, "deterministic policy: that noise is clipped to [-x, x]", unit="action", gt=0.0
+        0.5, "deterministic policy: target_noise is clipped to [-x, x]", unit="action", gt=0.0
     )
     exploration: str = option("policy", "source of the exploration noise", choices=_ALL_EXPLORATIONS)
     noise_std: float = option(
@@ -92,7 +92,8 @@ class SacConfig(NetworkConfig):
     )
     log_std_start: float = option(
         -3.0,
-        "state-dependent noise (gSDE): initial log standard deviation of its weights of the last hidden layer",
+        "state-dependent noise (gSDE): initial log standard deviation of the noise weights on the last "
+        "hidden layer",
         unit="log weight",
         ge=-20.0,
         le=2.0,
