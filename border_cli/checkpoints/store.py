@@ -228,11 +228,10 @@ def verify(path: Path, by_size: Collection[str] = ()) -> Manifest:
 
 def verifies(path: Path, by_size: Collection[str] = ()) -> bool:
     """Whether a checkpoint does. See `read`."""
-    try:
+    with contextlib.suppress(InvalidCheckpointError):
         verify(path, by_size)
-    except InvalidCheckpointError:
-        return False
-    return True
+        return True
+    return False
 
 
 def read(

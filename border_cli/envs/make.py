@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib.util
@@ -229,11 +230,10 @@ def _registering(env_id: str, packages: Iterable[str]) -> list[str]:
 @functools.cache
 def _log_mujoco_warnings() -> None:
     """Send MuJoCo's warnings to the log, each once per process."""
-    try:
+    with contextlib.suppress(ModuleNotFoundError):
         import mujoco  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except ModuleNotFoundError:
-        return
-    mujoco.set_mju_user_warning(functools.cache(lambda message: _logger.info("MuJoCo: %s", message)))
+
+        mujoco.set_mju_user_warning(functools.cache(lambda message: _logger.info("MuJoCo: %s", message)))
 
 
 def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:

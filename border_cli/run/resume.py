@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -150,11 +151,10 @@ def _counts(loop: dict[str, Any]) -> tuple[int, int, bool]:
 
 def _best(run_dir: Path) -> Candidate | None:
     """The model of best/ and its regular evaluation, if that verifies."""
-    try:
+    with contextlib.suppress(store.InvalidCheckpointError):
         model, (score, regular) = read_model(run_dir / BEST).info, read_scores(run_dir / BEST)
-    except store.InvalidCheckpointError:
-        return None
-    return Candidate(model, regular or score)
+        return Candidate(model, regular or score)
+    return None
 
 
 def _check_something_left(
