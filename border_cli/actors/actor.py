@@ -256,12 +256,13 @@ def run_actor(
         )
         sampler = Sampler(env, policy, processor, seed_of, f"actor {actor_id.actor}")
         parts = actor_id, sampler, policy, models, ring, status
-        actor = Actor(*parts, spec.n_buffer, model.version)
         if spec.rounds is None:
+            run = Actor(*parts, spec.n_buffer, model.version).run
             sampler.begin()
         else:
-            actor = LockstepActor(*parts, rounds=spec.rounds, send=send, state_wanted=state_wanted)
-            actor.begin(state)
+            lockstep = LockstepActor(*parts, rounds=spec.rounds, send=send, state_wanted=state_wanted)
+            lockstep.begin(state)
+            run = lockstep.run
         send(Ready(sampler.exact))
-        actor.run()
+        run()
         status.state = ActorState.DONE

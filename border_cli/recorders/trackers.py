@@ -14,6 +14,7 @@ import os
 import re
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ Newest = dict[str, tuple[int, int]]
 """By metric: (opt steps, env steps) of its newest value."""
 
 
-class Tracker:
+class Tracker(ABC):
     """A run in a tracker. A resumed run repeats the records after its checkpoint: what is stored is not logged again.
 
     stored: by metric, (opt steps, env steps) of the newest value that the tracker has of earlier launches.
@@ -73,9 +74,9 @@ class Tracker:
             counts = {"env_steps": record.env_steps, "opt_steps": record.opt_steps, "time": record.time}
             self.log(values | counts, record.env_steps)
 
+    @abstractmethod
     def log(self, values: Mapping[str, float], env_steps: int) -> None:
         """Log values at an env step."""
-        raise NotImplementedError
 
     def name_of(self, name: str) -> str:
         """What a metric is called in the tracker."""
