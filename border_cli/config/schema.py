@@ -1,7 +1,7 @@
 """The typed schema of a run: every value with its default, unit, range and meaning.
 
-The files of conf/ have only what differs from it. Sections with a `type` may have other dataclasses:
-`border_cli.config.registry` has them by the name of the type.
+The files of conf/ contain only what differs from it. A section with a `type` may be another dataclass, which
+`border_cli.config.registry` looks up by the name of the type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """What the checks and the help know of one value.
+    """What the checks and the help know about one value.
 
     Attributes:
         help: Its meaning, in one line.
@@ -37,7 +37,7 @@ class OptionInfo:
 
 
 def option(default: Any, help: str, **info: Any) -> Any:
-    """A dataclass field with a default, of which each instance gets its own copy, and an OptionInfo."""
+    """A dataclass field with an OptionInfo. Each instance gets its own copy of the default."""
     metadata = {"option": OptionInfo(help, open_map=isinstance(default, dict), **info)}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: copy.copy(default), metadata=metadata)
@@ -53,9 +53,9 @@ def override_default(cls: Any, name: str, default: Any) -> Any:
 class AgentConfig:
     """The algorithm.
 
-    These are the options of every agent. Each kind has more.
-    only_with: values of keys, and the names of the options of this section that have an effect only with them; a subclass
-    adds its own to those of its parent.
+    These are the options of every agent; each kind of agent has more.
+    only_with maps `key=value` to the names of the options of this section that have an effect only then. The table of a
+    subclass is added to that of its parent.
     """
 
     only_with: ClassVar[dict[str, str]] = {}
@@ -68,7 +68,7 @@ class AgentConfig:
     )
 
     def validate(self) -> None:
-        """Raise UsageError for values that are allowed each by itself and wrong together."""
+        """Raise UsageError for values that do not fit together."""
 
     def resolve(self, opt_steps: int | None, may_switch: bool) -> AgentConfig:
         """A copy with values for what is left open.
@@ -80,11 +80,11 @@ class AgentConfig:
         return self
 
     def trained(self) -> AgentConfig:
-        """A copy for an agent that starts with trained weights: it explores from the first env step as at the end."""
+        """A copy for an agent with trained weights: from the first env step it explores as little as at the end."""
         return self
 
     def gives_priorities(self) -> bool:
-        """Whether its policy knows Q-values when it acts, whose errors have the unit of its opt steps' priorities."""
+        """Whether its policy can compute initial priorities: TD errors in the unit of the priorities of an opt step."""
         return False
 
 
@@ -107,17 +107,19 @@ class EnvConfig:
 
     type: str = option("gym", "kind of environment: gym, or one that a plugin registered")
     id: str = option("", "gymnasium id; `module:Id-v0` imports the module first")
-    entry_point: str | None = option(None, "instead of id: `module:Class` or `module:function` returning one")
+    entry_point: str | None = option(
+        None, "instead of id: `module:Class`, or `module:function` that makes an environment"
+    )
     kwargs: dict[str, Any] = option({}, "arguments of the environment")
     imports: list[str] = option(
-        [], "`module` that is imported, or `module:function` that is called, to register environments"
+        [], "what registers environments: a `module` to import, or a `module:function` to call"
     )
     max_episode_steps: int | None = option(
         None, "truncate episodes here instead of at the registered limit", unit="env steps", ge=1
     )
     wrappers: list[WrapperConfig] = option(
         [],
-        "around each environment, the first innermost: gymnasium's by name, others as `module:name`; "
+        "wrappers around each environment, the first innermost: gymnasium's by name, others as `module:name`; "
         "with arguments as {name: …, kwargs: {…}}",
     )
     obs_keys: list[str] = option(
@@ -125,8 +127,8 @@ class EnvConfig:
     )
     categories: dict[str, list[int]] | None = option(
         None,
-        "integer images that hold categories, one-hot coded: {key: [categories of each channel]}, obs for an observation "
-        "without parts; {}: none; auto: small images with few values in the first random env steps",
+        "integer images of categories, to be one-hot coded: {key: [number of categories of each channel]}, with the key "
+        "obs if the observation has no parts; {}: none; auto: small images with few values in the first random env steps",
         unit="categories",
         ge=1,
         le=256,
@@ -134,13 +136,14 @@ class EnvConfig:
     )
     nonfinite: str = option(
         "error",
-        "if a reward or observation is NaN or infinite: error: an error of the environment; "
+        "what a NaN or infinite reward or observation does: error: the environment has failed; "
         "drop: the episode ends before that env step",
         choices=("error", "drop"),
     )
     action_mask: str = option(
         "auto",
-        'whether info["action_mask"] is used; auto: if the first reset has one; a mask in a Dict observation always is',
+        'whether info["action_mask"] is used; auto: if the first reset returns it; a mask in a Dict observation is always '
+        "used",
         choices=("auto", "info", "none"),
     )
     info_keys: list[str] = option(
@@ -230,9 +233,14 @@ class ActorManagerConfig:
         ge=1,
     )
     restarts: int = option(
-        5, "restarts of an actor within restart_window_s; then it is given up", unit="restarts", ge=0
+        5,
+        "an actor that needs more restarts than this within restart_window_s is given up",
+        unit="restarts",
+        ge=0,
     )
-    restart_window_s: float = option(600.0, "older restarts do not count", unit="s", gt=0.0)
+    restart_window_s: float = option(
+        600.0, "time over which the restarts of an actor are counted", unit="s", gt=0.0
+    )
     restart_delay_s: float = option(
         1.0, "wait before the first restart, doubled for each further one, at most 30 s", unit="s", gt=0.0
     )
@@ -244,7 +252,8 @@ class ActorManagerConfig:
     )
     start_timeout_s: float = option(
         120.0,
-        "kill an actor that is not ready after this time; above 120, it also limits making the environment before the run",
+        "kill an actor that is not ready after this time; if above 120, also the limit for making the environment before "
+        "the run",
         unit="s",
         gt=0.0,
     )
@@ -408,8 +417,7 @@ class CheckpointConfig:
 
     keep: int = option(
         3,
-        "number of newest checkpoints to keep; at least two that verify are kept (only the file size of "
-        "replays is checked)",
+        "number of newest checkpoints to keep; in any case at least two that verify (replays: by file size only)",
         unit="checkpoints",
         ge=1,
     )
@@ -478,7 +486,7 @@ class TrainConfig:
     )
     plugins: list[str] = option([], "Python modules to import first")
     plan: bool = option(
-        False, "print what the run would do and need, with an estimate of its time; train nothing"
+        False, "print what the run would do and need, and how long it would take; train nothing"
     )
     debug: bool = option(False, "show tracebacks, if it is typed on the command line")
 
