@@ -11,7 +11,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.progress import RunResult
 from border_cli.core.protocols import Evaluator, Recorder
 from border_cli.run.factories import UserParts
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> TrainConfig:

@@ -19,7 +19,7 @@ from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import Env
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.types import Evaluation, ModelInfo, Step
-from border_cli.runtime.clock import Backoff, Deadline
+from border_cli.runtime.stopping import Backoff, Deadline
 from border_cli.training.evaluators import EvaluatorSpec, ProcessEvaluator
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from border_cli.runtime import forkserver, forkserver_process
-from border_cli.runtime.signals import blocked
+from border_cli.runtime.stopping import blocked
 from tests.faults.amounts import FULL
 
 ROOT = Path(__file__).parents[1]

@@ -30,7 +30,7 @@ from border_cli.core.types import (
     count_episodes,
     empty_items,
 )
-from border_cli.runtime.clock import Backoff, Deadline
+from border_cli.runtime.stopping import Backoff, Deadline
 
 
 def make_manager(

@@ -19,8 +19,7 @@ from border_cli.core.errors import ActorLostError, first_line
 from border_cli.core.protocols import StopCheck
 from border_cli.core.state import State, check_like
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo
-from border_cli.runtime.clock import Deadline
-from border_cli.runtime.files import run_all
+from border_cli.runtime.stopping import Deadline, run_all
 from border_cli.runtime.supervision import Condition, Limits, Loss
 
 _START_POLL_S = 0.1

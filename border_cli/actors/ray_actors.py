@@ -28,8 +28,8 @@ from border_cli.core.protocols import ExperienceSource, StopCheck
 from border_cli.core.state import State
 from border_cli.core.types import Chunk, Column, ModelInfo
 from border_cli.runtime.child import Child, log_here
-from border_cli.runtime.clock import Deadline
 from border_cli.runtime.ray_cluster import Cluster, brief
+from border_cli.runtime.stopping import Deadline
 from border_cli.runtime.transport import ModelChannel, Ring
 from border_cli.runtime.worker import Failed, Ready, failed, log_through, one_torch_thread
 

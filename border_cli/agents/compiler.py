@@ -42,8 +42,7 @@ from border_cli.config.registry import AGENTS, import_plugins
 from border_cli.core.errors import ResourceError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
 from border_cli.runtime.child import Child, ChildError, call
-from border_cli.runtime.clock import Deadline
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import Deadline, StopFlag
 
 _logger = logging.getLogger(__name__)
 _KEPT_GRAPHS = 200

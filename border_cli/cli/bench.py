@@ -20,7 +20,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.format import number
 from border_cli.run.directory import RUNS, Launch
 from border_cli.runtime import machine
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 
 
 @command

@@ -40,8 +40,7 @@ from border_cli.run.directory import check_code, check_plain
 from border_cli.run.find import Located, model_directory, parse_checkpoint
 from border_cli.run.summary import write_json
 from border_cli.runtime import seeding
-from border_cli.runtime.clock import Deadline
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import Deadline, StopFlag
 from border_cli.training.evaluators import EpisodeRunner
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from border_cli.run.directory import (
     read_config_data,
     write_config,
 )
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 
 
 def start_run(composed: Composed, launch: Launch, view: View | None = None) -> RunResult:

@@ -27,7 +27,7 @@ from border_cli.run.directory import (
     make_folder,
     writing,
 )
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.jobs import Sweep, job_argv, newest_sweep
 
 

@@ -25,7 +25,7 @@ from border_cli.display.text import print_lines
 from border_cli.run.directory import Launch, shown
 from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.machine import cpus
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.job_table import make_sweep_view, print_sweep_tables
 from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep
 from border_cli.sweeps.local_jobs import JobEnd, LocalExecutor, Task, divide, measure_need

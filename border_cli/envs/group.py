@@ -25,7 +25,7 @@ from border_cli.core.types import Step
 from border_cli.envs.checks import EnvChecker, EnvDataError, checked
 from border_cli.envs.gym_spaces import env_spec
 from border_cli.envs.make import make_gym, stack_size
-from border_cli.runtime.signals import LEFT_TO_CLIENT
+from border_cli.runtime.stopping import LEFT_TO_CLIENT
 
 MOST_REPLAYED = 1_000_000
 _TOO_LONG = -1  # in the place of an episode's seed

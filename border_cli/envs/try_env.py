@@ -22,7 +22,7 @@ from border_cli.envs.checks import EnvApiError, checked
 from border_cli.envs.group import GymEnv, mask_root, spec_of
 from border_cli.envs.gym_spaces import may_hold_categories, part_name
 from border_cli.envs.make import check_statistics
-from border_cli.runtime.clock import Deadline
+from border_cli.runtime.stopping import Deadline
 
 _SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
 """Random env steps whose images show whether they hold categories, and of one episode at most."""

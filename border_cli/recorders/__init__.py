@@ -8,7 +8,7 @@ from functools import partial
 
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import Recorder
-from border_cli.runtime.files import run_all
+from border_cli.runtime.stopping import run_all
 
 
 class BufferedRecorder(Recorder):

@@ -42,8 +42,7 @@ from border_cli.run.initial_weights import (
 )
 from border_cli.runtime import forkserver, machine
 from border_cli.runtime.child import Child, ChildError
-from border_cli.runtime.clock import Deadline
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import Deadline, StopFlag
 
 
 def preflight(

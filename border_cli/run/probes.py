@@ -31,7 +31,7 @@ from border_cli.core.types import AFTER_TRAINING, Items, empty_items
 from border_cli.run import factories
 from border_cli.runtime import machine, seeding
 from border_cli.runtime.child import ChildError, run_in_child
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 
 _logger = logging.getLogger(__name__)
 PLAN_S = 0.5

@@ -31,8 +31,7 @@ from border_cli.run.resume import describe, unfit
 from border_cli.run.summary import Resumed, RunFiles
 from border_cli.runtime import seeding
 from border_cli.runtime.child import OUTPUT_FILE, output_to
-from border_cli.runtime.files import run_all
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag, run_all
 from border_cli.runtime.worker import keep_freed_memory
 from border_cli.training.loop import TrainingLoop
 

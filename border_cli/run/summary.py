@@ -31,7 +31,7 @@ from border_cli.core.types import Evaluation
 from border_cli.display.views import advice
 from border_cli.run.directory import REPORTED, Launch, typed, write_config
 from border_cli.runtime.files import open_plain, replace_file
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from border_cli.training.best_model import Candidate
 
 if TYPE_CHECKING:

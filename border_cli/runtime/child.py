@@ -14,7 +14,7 @@ from typing import Any
 
 from border_cli.core.errors import ResourceError
 from border_cli.runtime import forkserver
-from border_cli.runtime.clock import Deadline
+from border_cli.runtime.stopping import Deadline
 from border_cli.runtime.transport import resource_error
 from border_cli.runtime.worker import Ended, Failed, Reporter, Returned, Setup
 

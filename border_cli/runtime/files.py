@@ -1,11 +1,11 @@
-"""Replace a small file atomically, open a file that another user may have made, and call every stage of an end."""
+"""Replace a small file atomically, and open a file that another user may have made."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,15 +37,3 @@ def open_plain(path: Path | str, folder: int | None = None) -> Iterator[BinaryIO
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is no plain file")
         yield file
-
-
-def run_all(stages: Sequence[Callable[[], object]]) -> None:
-    """Call each stage, also after one that raised. Raises the last error, with the earlier ones as its context."""
-    if len(stages) == 1:
-        stages[0]()
-    elif stages:
-        half = len(stages) // 2  # halves, because there may be a thousand stages
-        try:
-            run_all(stages[:half])
-        finally:
-            run_all(stages[half:])

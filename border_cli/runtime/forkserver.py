@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from border_cli.runtime.signals import blocked
+from border_cli.runtime.stopping import blocked
 from border_cli.runtime.transport import SharedBlock, resource_errors
 from border_cli.runtime.worker import PassedDescriptor, Setup
 

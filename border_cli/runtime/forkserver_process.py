@@ -32,7 +32,7 @@ from typing import NoReturn
 import psutil
 
 from border_cli.runtime import forkserver, worker
-from border_cli.runtime.signals import LEFT_TO_CLIENT, blocked
+from border_cli.runtime.stopping import LEFT_TO_CLIENT, blocked
 from border_cli.runtime.worker import Ended, Setup
 
 MOST_OUTPUT = 1 << 20

@@ -14,7 +14,7 @@ from typing import Any
 
 from border_cli.core.errors import ActorLostError, IncompatibleStateError, ResourceError, first_line
 from border_cli.runtime.child import Child
-from border_cli.runtime.clock import Deadline
+from border_cli.runtime.stopping import Deadline
 from border_cli.runtime.worker import Failed, Ready
 
 MAX_DELAY_S = 30.0

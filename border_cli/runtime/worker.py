@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
-from border_cli.runtime import signals
+from border_cli.runtime import stopping
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _OOM_MORE, _OOM_MAX = 300, 1000
@@ -234,11 +234,11 @@ def _enter(setup: Setup, parent_pid: int) -> None:
     if os.getppid() != parent_pid:  # it died before the lines above
         os._exit(1)
     os.setpgid(0, 0)  # a Ctrl-C in the terminal reaches the client alone
-    for number in signals.LEFT_TO_CLIENT:
-        signals.handle(number, lambda *_: None)  # programs that an environment starts would inherit SIG_IGN
+    for number in stopping.LEFT_TO_CLIENT:
+        stopping.handle(number, lambda *_: None)  # programs that an environment starts would inherit SIG_IGN
     if setup.trains:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.LEFT_TO_CLIENT)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping.LEFT_TO_CLIENT)
     os.environ.clear()
     os.environ.update(setup.environment)
     if not setup.trains:

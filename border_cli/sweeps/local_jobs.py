@@ -22,7 +22,7 @@ from border_cli.display.views import first_to_end
 from border_cli.runtime import machine
 from border_cli.runtime.child import OUTPUT_FILE, Child, describe_exit
 from border_cli.runtime.forkserver import PRELOAD, start_early
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from border_cli.runtime.worker import Failed, Reporter, Returned
 
 _PRELOAD = (

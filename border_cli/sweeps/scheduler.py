@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress
 from border_cli.display.output import write_line
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
 from border_cli.sweeps.local_jobs import JobEnd, JobProcess, LocalExecutor, Task
 

@@ -22,9 +22,10 @@ from border_cli.core.spaces import Array
 from border_cli.core.state import State, check_like, section_arrays
 from border_cli.core.state import joined as joined_states
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.runtime.clock import Backoff
+from border_cli.runtime.stopping import Backoff
 from border_cli.training.best_model import (
     Candidate,
+    CheckpointManager,
     EvalSeeds,
     choose,
     fresh_rounds,
@@ -32,7 +33,6 @@ from border_cli.training.best_model import (
     least_mean,
     with_candidate,
 )
-from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.telemetry import Telemetry
 
 _MAX_JOBS = 2

@@ -18,7 +18,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime import seeding
 from border_cli.runtime.child import Child
-from border_cli.runtime.clock import Deadline
+from border_cli.runtime.stopping import Deadline
 from border_cli.runtime.supervision import Condition, Limits, SupervisedProcess
 from border_cli.runtime.transport import WORD, ModelChannel, SharedBlock, model_layout
 from border_cli.runtime.worker import Ready, Reporter

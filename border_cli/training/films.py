@@ -17,7 +17,7 @@ from border_cli.core.protocols import ActingPolicy, Recorder, StopCheck
 from border_cli.core.spaces import Array
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime.child import Child, ChildError, call
-from border_cli.runtime.clock import Deadline
+from border_cli.runtime.stopping import Deadline
 from border_cli.training.evaluators import EpisodeRunner
 
 END_S = 60.0

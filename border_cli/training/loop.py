@@ -18,8 +18,7 @@ from border_cli.core.errors import CheckpointIOError, Interrupted, NonFiniteErro
 from border_cli.core.metrics import Record
 from border_cli.core.state import RunState
 from border_cli.core.types import ActorStat
-from border_cli.runtime.clock import Backoff
-from border_cli.runtime.files import run_all
+from border_cli.runtime.stopping import Backoff, run_all
 from border_cli.training.best_model import Candidate
 from border_cli.training.components import Components, LoopState, load_state, take_state
 from border_cli.training.evaluation import EvalManager

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from border_cli.cli.train import main
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.jobs import Sweep
 from border_cli.sweeps.scheduler import JobQueue, Scheduler
 from tests.faults.processes import wait_until

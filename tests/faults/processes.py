@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.runtime import forkserver
-from border_cli.runtime.clock import Backoff, Deadline
+from border_cli.runtime.stopping import Backoff, Deadline
 from tests import warm
 
 ROOT = Path(__file__).parents[2]

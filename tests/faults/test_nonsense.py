@@ -20,7 +20,7 @@ from border_cli.cli.train import main
 from border_cli.core.errors import ExitCode, IncompatibleStateError
 from border_cli.core.state import Block, RunState, State
 from border_cli.run import build
-from border_cli.runtime.files import run_all
+from border_cli.runtime.stopping import run_all
 from border_cli.training.loop import TrainingLoop
 from tests.faults.amounts import FULL, sampled
 from tests.interrupted import signal_at

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 
-from border_cli.runtime.clock import Backoff
+from border_cli.runtime.stopping import Backoff
 from tests.counting import FAULTS, CountingEnv
 
 MARK = "sprung"

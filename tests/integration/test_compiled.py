@@ -34,7 +34,7 @@ from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.spaces import Array
 from border_cli.core.types import Batch, Step
 from border_cli.replay.n_step import NStepProcessor
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from tests.fakes import processed
 from tests.faults.amounts import FULL, sampled
 from tests.faults.processes import nothing_left

@@ -18,7 +18,7 @@ from border_cli.actors.spec import Rounds
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.types import Chunk
 from border_cli.runtime import forkserver
-from border_cli.runtime.clock import Backoff
+from border_cli.runtime.stopping import Backoff
 from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, make_resumable_env, model
 from tests.faults.amounts import sampled, times
 

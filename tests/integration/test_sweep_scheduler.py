@@ -16,7 +16,7 @@ import pytest
 
 from border_cli.core.errors import ExitCode
 from border_cli.core.progress import JobProgress, Progress
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.jobs import Job, Sweep
 from border_cli.sweeps.local_jobs import JobEnd, JobProcess, JobView, LocalExecutor
 from border_cli.sweeps.scheduler import JobQueue, Scheduler, _Slot

@@ -28,7 +28,7 @@ from border_cli.display.output import output
 from border_cli.run.directory import Launch
 from border_cli.runtime import forkserver
 from border_cli.runtime.child import run_in_child
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.jobs import Sweep
 from border_cli.sweeps.local_jobs import JobEnd
 from tests.faults.commands import Command, endless

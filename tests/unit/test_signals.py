@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from border_cli.core.errors import ExitCode
-from border_cli.runtime.signals import StopFlag
+from border_cli.runtime.stopping import StopFlag
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 

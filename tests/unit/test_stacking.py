@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from border_cli.config.schema import BufferConfig, EnvConfig
-from border_cli.envs.catch import Catch
+from border_cli.envs.atari import Catch
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
 from tests.fakes import processed
 
 pytest.importorskip("cv2", reason="extra atari is not installed")
-CATCH = EnvConfig(entry_point="border_cli.envs.catch:Catch", preprocess="atari", frame_stack=4, noop_max=3)
+CATCH = EnvConfig(entry_point="border_cli.envs.atari:Catch", preprocess="atari", frame_stack=4, noop_max=3)
 
 
 class TwoLives(Catch):

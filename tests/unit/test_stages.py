@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from border_cli.runtime.files import run_all
+from border_cli.runtime.stopping import run_all
 
 
 def test_all_functions_are_called_in_order_and_no_error_is_lost() -> None:

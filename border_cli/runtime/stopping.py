@@ -1,12 +1,17 @@
-"""Signals set flags that everything polls: SIGINT, SIGTERM and SIGHUP stop a run, SIGUSR1 makes it save a checkpoint."""
+"""How a run is asked to stop, how long anything waits, and the end of what was started.
+
+Signals set flags that everything polls: SIGINT, SIGTERM and SIGHUP stop a run, SIGUSR1 makes it save a checkpoint.
+Deadlines use the monotonic clock, which is the same for every process of the machine.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic_ns, sleep
 from types import FrameType
 from typing import Any
 
@@ -115,3 +120,45 @@ class StopFlag:
         # Process 1 of a container has no default action.
         again = signal.SIG_DFL if os.getpid() != 1 else lambda *_: os._exit(ExitCode.SIGINT)
         signal.signal(signal.SIGINT, again)
+
+
+class Backoff:
+    """Sleeps that grow from `first_s` to `last_s`: quick in short waits, cheap in long ones."""
+
+    def __init__(self, first_s: float = 1e-4, last_s: float = 5e-3) -> None:
+        self._next_s = first_s
+        self._last_s = last_s
+
+    def sleep(self) -> None:
+        """Sleep once; the next time twice as long."""
+        sleep(self._next_s)
+        self._next_s = min(2 * self._next_s, self._last_s)
+
+
+class Deadline:
+    """A moment in the future."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at_ns = monotonic_ns() + int(seconds * 1e9)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, 0 once it has passed."""
+        return max(0.0, (self._at_ns - monotonic_ns()) / 1e9)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the moment has passed."""
+        return self.remaining_s == 0.0
+
+
+def run_all(stages: Sequence[Callable[[], object]]) -> None:
+    """Call each stage, also after one that raised. Raises the last error, with the earlier ones as its context."""
+    if len(stages) == 1:
+        stages[0]()
+    elif stages:
+        half = len(stages) // 2  # halves, because there may be a thousand stages
+        try:
+            run_all(stages[:half])
+        finally:
+            run_all(stages[half:])
