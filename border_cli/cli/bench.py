@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from border_cli.cli.command import command
 from border_cli.cli.compose import Composed, Composer
+from border_cli.cli.entry import command
 from border_cli.cli.overrides import Parser, override_values, parse_overrides
 from border_cli.cli.start import end_imports
 from border_cli.cli.translate import check_words

@@ -1,4 +1,7 @@
-"""The commands as a shell starts them. Ctrl-C and SIGTERM end them with the documented exit code from the first line on."""
+"""How a command starts and ends: signals from its first line on, exit codes, errors on stderr, pages on stdout.
+
+Other modules are imported in functions: the signal handlers are set before.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,13 @@ import importlib
 import os
 import signal
 import sys
-from functools import partial
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from pathlib import Path
+
+MAX_LINES = 3
+"""Of an error."""
 
 
 def _run(module: str, early: bool = False) -> int:
@@ -50,3 +59,93 @@ evaluate = partial(_run, "eval")
 report = partial(_run, "report")
 export = partial(_run, "export")
 bench = partial(_run, "bench")
+
+
+def read_page(name: str) -> str:
+    """A page of help, from the folder pages/."""
+    return (Path(__file__).parent / "pages" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def show(text: str) -> None:
+    """Write a page to stdout. A reader that left early, such as `head`, is no error."""
+    from border_cli.core.errors import ResourceError
+    from border_cli.display.output import printable
+
+    text = printable(text, sys.stdout.encoding or "utf-8")
+    try:
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.flush()
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit fails, too
+        if not isinstance(e, BrokenPipeError):
+            raise ResourceError(f"stdout: {e.strerror}") from e
+
+
+def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
+    """A command from a function of its arguments, by default those of the process. It prints errors.
+
+    It returns the exit code; None of the function is 0.
+    """
+
+    @wraps(run)
+    def main(argv: Sequence[str] | None = None) -> int:
+        from border_cli.core.errors import Interrupted
+
+        if argv is None:
+            argv = sys.argv[1:]
+            _open_missing_streams()
+        try:
+            return run(argv) or 0
+        except (Exception, Interrupted, KeyboardInterrupt, SystemExit) as e:  # noqa: BLE001 - the last place to catch
+            return report_error(e, argv)
+
+    return main
+
+
+def report_error(error: BaseException, argv: Sequence[str]) -> int:
+    """Print on stderr what went wrong and return the exit code. An interruption is no error: nothing is printed.
+
+    An error of ours is its message, at most three lines, with its notes last. A defect keeps its traceback for a bug
+    report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect with any
+    code. argv: the command's; with debug=true every error has its traceback.
+    """
+    from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, notes
+    from border_cli.display.output import output, write_line
+
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        return int(getattr(error, "code", ExitCode.SIGINT))
+    ours = isinstance(error, BorderError)
+    details = []
+    if not ours or any(arg.lstrip("+").lower() == "debug=true" for arg in argv):
+        details = ["".join(traceback.format_exception(error)).rstrip()]
+    elif isinstance(error, ActorLostError) and error.details:
+        details = [error.details.rstrip()]
+    message = str(error)
+    if isinstance(error, MemoryError):  # numpy has a class of its own
+        message = (
+            f"MemoryError: {error}\nless memory is needed with a smaller buffer.capacity, network or n_actors"
+        )
+    elif not ours:
+        name = type(error).__name__
+        message = f"{name}: {error}\nthis is a bug in border-cli, or in your code that it calls"
+    lines = [line for line in message.splitlines() if line.strip()] or [type(error).__name__]
+    noted = notes(error)[: MAX_LINES - 1]
+    printed = [f"error: {lines[0]}", *lines[1 : MAX_LINES - len(noted)], *noted]
+    with output():  # perhaps no process reads stderr
+        sys.stderr.writelines(f"{text}\n" for text in details)
+        write_line(sys.stderr, "\n".join(printed))
+    return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
+
+
+def _open_missing_streams() -> None:
+    """Connect standard streams that the parent process has closed to /dev/null.
+
+    Without that, the next file that is opened gets the descriptor of one, and receives what is printed.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import Override
 
 from border_cli.checkpoints.contents import SavedModel, read_model
-from border_cli.cli.command import command, show
+from border_cli.cli.entry import command, show
 from border_cli.cli.overrides import (
     Parser,
     check_single,

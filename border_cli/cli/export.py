@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from border_cli.cli.command import command, show
+from border_cli.cli.entry import command, show
 from border_cli.cli.eval import find_model
 from border_cli.cli.overrides import Parser, typed_names
 from border_cli.config.schema import option

@@ -17,7 +17,7 @@ from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from border_cli.cli.command import command, read_page, show
+from border_cli.cli.entry import command, read_page, show
 from border_cli.config.convert import describe_range, known_fields, known_keys, to_plain
 from border_cli.config.presets import NONE, conf_dir, env_ids, shipped, tuned_for, variants
 from border_cli.config.registry import TABLES, import_installed_plugins

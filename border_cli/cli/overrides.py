@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 
-from border_cli.cli.command import read_page, show
+from border_cli.cli.entry import read_page, show
 from border_cli.config.convert import (
     all_keys,
     known_fields,

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from border_cli.cli.command import command, show
+from border_cli.cli.entry import command, show
 from border_cli.cli.overrides import Parser
 from border_cli.config.convert import nearest
 from border_cli.config.schema import option
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import SCORE
 from border_cli.display.text import table_text
-from border_cli.report.draw import draw
 from border_cli.report.page import (
     Report,
     as_json,
+    draw,
     few_runs,
     html_page,
     improvement_rows,

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.plugins import Plugins
 from rich.console import Console
 
-from border_cli.cli import sweep_job
+from border_cli.cli import start
 from border_cli.cli.compose import Composed, Composer, hydra_section
 from border_cli.cli.overrides import quoted
-from border_cli.cli.sweep_results import Result, results, write_preset
+from border_cli.config.convert import dotted, dump, to_plain
 from border_cli.config.schema import option
-from border_cli.core.errors import ExitCode, Interrupted, ResourceError, first_line
-from border_cli.core.format import counted
+from border_cli.core.errors import ExitCode, Interrupted, ResourceError, UsageError, first_line
+from border_cli.core.format import counted, number
+from border_cli.core.metrics import SCORE
 from border_cli.display.output import Output, write_line
 from border_cli.display.text import print_lines
-from border_cli.run.directory import Launch, shown
+from border_cli.report.runs import grouped, read_run
+from border_cli.report.stats import Line, line
+from border_cli.run.directory import Launch, env_slug, shown
 from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.machine import cpus
 from border_cli.runtime.stopping import StopFlag
@@ -30,6 +34,70 @@ from border_cli.sweeps.job_table import make_sweep_view, print_sweep_tables
 from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep
 from border_cli.sweeps.local_jobs import JobEnd, LocalExecutor, Task, divide, measure_need
 from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
+
+_IN_PRESETS = ("agent", "env", "buffer", "actor_manager", "trainer", "evaluator", "n_actors")
+_BESIDE_PRESETS = (
+    "agent.type",
+    "env.type",
+    "env.id",
+    "env.entry_point",
+    "trainer.type",
+    "trainer.lockstep",
+    "trainer.lockstep_steps",
+)
+"""What is typed beside a preset: the groups, and how reproducible a run is."""
+_ALSO_TYPED = ("plugins", "env.imports", "env.kwargs")
+"""What is typed beside a preset, and may be in it too: without it there is no such environment."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The finished runs of one configuration, without the seed. line: what reports say of them."""
+
+    env: str
+    jobs: Sequence[Job]
+    line: Line
+
+    @property
+    def best(self) -> float:
+        """Score of the best models."""
+        return -math.inf if self.line.best is None else self.line.best.value
+
+    @property
+    def expect(self) -> str:
+        """What a run of this configuration should reach, for its preset."""
+        return f"mean return of {number(self.best)} with the best models of {counted(len(self.jobs), 'run')}"
+
+
+def results(sweep: Sweep) -> list[Result]:
+    """A result for each configuration that has a run with scores, the best first within each environment."""
+    done = [job for job in sweep.jobs if job.state == DONE and None not in (job.best, job.last)]
+    by_path = {job.run_dir.resolve(): job for job in done}
+    runs = []
+    for path in by_path:
+        with contextlib.suppress(UsageError):  # a file that cannot be read; the table of jobs has the run
+            runs.append(read_run(path, SCORE))
+    groups = grouped([run for run in runs if run is not None])
+    every = [Result(group.env, [by_path[run.path] for run in group.runs], line(group)) for group in groups]
+    envs = list(dict.fromkeys(result.env for result in every))
+    return sorted(every, key=lambda result: (envs.index(result.env), -result.best))
+
+
+def _beside_preset(composed: Composed) -> list[str]:
+    """What is typed beside a preset with the values of this configuration."""
+    env, words = composed.config.env, list[str]()
+    for word in (override.lstrip("+") for override in composed.overrides):
+        key = word.partition("=")[0]
+        is_known = key in _BESIDE_PRESETS or f"{key}.type" in _BESIDE_PRESETS or key in _ALSO_TYPED
+        if is_known or key.startswith("env.kwargs."):
+            words.append(word)
+    keys = {word.partition("=")[0] for word in words}
+    # A group of the user's own, such as experiment=…, may have chosen agent and environment.
+    chosen = [f"{group}={composed.choices[group]}" for group in ("agent", "env") if group not in keys]
+    if composed.choices["env"] == "gym" and not keys & {"env.id", "env.entry_point"}:
+        chosen.append(f"env.entry_point={env.entry_point}" if env.entry_point else f"env.id={env.id}")
+    return chosen + words
+
 
 if TYPE_CHECKING:
     from border_cli.sweeps.ray_jobs import RaySettings
@@ -145,9 +213,7 @@ class SweepRun:
         presets = self.composer.choices("preset")
 
         def task_of(job: Job) -> Task:
-            return partial(
-                sweep_job.train_job, self.command.argv, presets, self.configs[job.number].hydra_config
-            )
+            return partial(start.train_job, self.command.argv, presets, self.configs[job.number].hydra_config)
 
         view = make_sweep_view(self.out, self.sweep, self.screen)
         try:
@@ -177,14 +243,14 @@ class SweepRun:
     def _run_elsewhere(self, jobs: Sequence[Job]) -> None:
         """Let the launcher of a plugin run these jobs, each in the directory that it has in the sweep."""
         sample = self.configs[jobs[0].number]
-        task = partial(sweep_job.train_job, self.command.argv, self.composer.choices("preset"))
+        task = partial(start.train_job, self.command.argv, self.composer.choices("preset"))
         of_sweep = f"hydra.sweep.dir={quoted(str(self.sweep.folder))}", "hydra.mode=MULTIRUN"
         overrides = [
             [*self.configs[job.number].overrides, *of_sweep, f"hydra.sweep.subdir={quoted(str(job.run_dir))}"]
             for job in jobs
         ]
         ends: list[JobEnd] = []
-        sweep_job.stopped_by = None  # perhaps an earlier sweep of this process was stopped
+        start.stopped_by = None  # perhaps an earlier sweep of this process was stopped
         try:
             plugin = Plugins.instance().instantiate_launcher(sample.context, task, sample.hydra_config)
             ends = [returned.return_value for returned in plugin.launch(overrides, 0)]
@@ -234,8 +300,32 @@ class SweepRun:
         return next((job.exit_code for job in self.started if job.exit_code), int(otherwise))
 
     def write_preset(self, job: Job, expect: str, name: str) -> str:
-        """Write the configuration of a job as a preset: see `border_cli.cli.sweep_results.write_preset`."""
-        return write_preset(self.composer, self.configs[job.number], self.sweep.folder, expect, name)
+        """Write the configuration of a job as the best preset of its environment. The command that uses it. Raises OSError.
+
+        expect: what a run with the preset should reach · name: what distinguishes the configuration.
+        """
+        composed, folder = self.configs[job.number], shown(self.sweep.folder)
+        config, words = composed.config, _beside_preset(composed)
+        has_id = any(word.startswith(("env.id=", "env.entry_point=")) for word in words)
+        slug = env_slug("gym" if has_id else composed.choices["env"], config.env.name)
+        path = self.sweep.folder / "preset" / f"best_{slug}.yaml"
+        folders = self.composer.words_for_folders(folder)
+        command = shlex.join(["border-train", *folders, *words, f"preset={path.stem}"])
+        usual = dotted(to_plain(self.composer.compose([*words, "preset=none"]).config))
+        source = f"{folder}, {name}"
+        preset: dict[str, Any] = {"preset": {"env_id": config.env.name, "expect": expect, "source": source}}
+        for key, value in dotted(to_plain(config)).items():
+            *sections, key_name = key.split(".")
+            is_usual = key in usual and usual[key] == value
+            if key.partition(".")[0] in _IN_PRESETS and key not in _BESIDE_PRESETS and not is_usual:
+                place = preset
+                for section in sections:
+                    place = place.setdefault(section, {})
+                place[key_name] = value
+        head = "\n# ".join(["# @package _global_", *command.splitlines()])
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{head}\n{dump(preset)}", encoding="utf-8")
+        return command
 
     def close(self) -> None:
         """Leave where the jobs ran."""

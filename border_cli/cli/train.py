@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from border_cli.cli.bench import show_plan
-from border_cli.cli.command import command, read_page, show
 from border_cli.cli.compose import Composed, Composer
+from border_cli.cli.entry import command, read_page, show
 from border_cli.cli.help import help_page
 from border_cli.cli.overrides import Parser, override_values, parse_overrides
 from border_cli.cli.start import continue_run, resume_run, start_run, stored_config

@@ -30,7 +30,14 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView
 from border_cli.recorders import RecorderGroup
-from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
+from border_cli.recorders.files import (
+    CSV_FILE,
+    EVENTS,
+    METRICS_FILE,
+    CsvRecorder,
+    JsonlRecorder,
+    TensorBoardRecorder,
+)
 from border_cli.recorders.recorder_process import RemoteRecorder
 from border_cli.run.factories import (
     UserParts,
@@ -47,7 +54,7 @@ from border_cli.run.factories import (
     remote_recorder,
     run_columns,
 )
-from border_cli.run.initial_weights import load_weights
+from border_cli.run.resume import load_weights
 from border_cli.run.summary import Resumed, RunFiles
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s
@@ -261,8 +268,6 @@ def _make_recorders(setup: RunSetup) -> list[Recorder]:
     if wanted.jsonl:
         recorders.append(JsonlRecorder(folder / METRICS_FILE, resumed.position("jsonl")))
     if wanted.tensorboard:
-        from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder  # takes a tenth of a second
-
         purge_step = 0 if resumed.path is None else resumed.env_steps + 1
         recorders.append(TensorBoardRecorder(folder / EVENTS, purge_step))
     if wanted.csv:

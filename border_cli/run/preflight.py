@@ -34,7 +34,7 @@ from border_cli.display.views import SILENCE_S, is_live
 from border_cli.envs.try_env import Probed
 from border_cli.run import factories
 from border_cli.run.directory import RUNS, writing
-from border_cli.run.initial_weights import (
+from border_cli.run.resume import (
     resolved_init_from,
     weights_directory,
     with_saved_range,

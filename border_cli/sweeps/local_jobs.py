@@ -27,10 +27,10 @@ from border_cli.runtime.worker import Failed, Reporter, Returned
 
 _PRELOAD = (
     *PRELOAD,
-    "border_cli.cli.sweep_job",
+    "border_cli.cli.start",
     "border_cli.run.preflight",
     "border_cli.run.run",
-    "border_cli.recorders.tensorboard",
+    "tensorboard.summary.writer.record_writer",
 )
 """Imported once for all jobs of a sweep."""
 _SENT_S = 0.25

@@ -22,8 +22,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import open_dict
 
-from border_cli.cli.command import command
 from border_cli.cli.compose import Composer
+from border_cli.cli.entry import command
 from border_cli.cli.help import complete, suggestions
 from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.report import main as report

@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
-from border_cli.cli import sweep_job
+from border_cli.cli import start
 from border_cli.cli.sweep_run import SweepRun, SweepSettings
 from border_cli.cli.train import main
 from border_cli.config.schema import TrainConfig
@@ -114,14 +114,14 @@ def test_jobs_in_this_process_leave_nothing_and_those_that_fail_do_not_stop_the_
             }
         )
 
-    train_job = sweep_job.train_job
+    train_job = start.train_job
 
     def watched(*args: object) -> JobEnd:
         look()
         return train_job(*args)  # type: ignore[arg-type]
 
     run_in_child(os.getpid, (), 60.0)  # starts the forkserver before the first look
-    monkeypatch.setattr(sweep_job, "train_job", watched)
+    monkeypatch.setattr(start, "train_job", watched)
     faults = ["env.kwargs.fault=raise", "env.kwargs.fault_at=step,make,never", "env.kwargs.fault_step=30"]
     words = ("trainer.eval_interval=null", "hydra/launcher=basic", "recorder.console=plain")
     look()
@@ -265,20 +265,20 @@ def test_the_preset_of_a_sweep_with_files_of_the_user_is_used_with_them(
 def test_after_a_job_of_a_launcher_was_stopped_its_process_begins_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sweep_job, "stopped_by", None)
+    monkeypatch.setattr(start, "stopped_by", None)
     began: list[str] = []
 
     def stopped(*args: object) -> None:
         began.append("job")
         raise Interrupted(ExitCode.SIGINT)
 
-    monkeypatch.setattr(sweep_job, "start_run", stopped)
-    monkeypatch.setattr(sweep_job, "check_composed", lambda *args: TrainConfig())
+    monkeypatch.setattr(start, "start_run", stopped)
+    monkeypatch.setattr(start, "check_composed", lambda *args: TrainConfig())
     state = SimpleNamespace(
         overrides=SimpleNamespace(task=["seed=1"]),
         runtime=SimpleNamespace(output_dir="nowhere", choices={}),
     )
     monkeypatch.setattr(HydraConfig, "get", lambda: state)
     for _ in range(2):
-        assert sweep_job.train_job([], [], OmegaConf.create()).code == 130
+        assert start.train_job([], [], OmegaConf.create()).code == 130
     assert began == ["job"]

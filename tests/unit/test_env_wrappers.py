@@ -18,7 +18,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.envs.group import GymEnv
 from border_cli.envs.try_env import Probed, try_env
-from border_cli.run import initial_weights
+from border_cli.run import resume
 from tests.envs import SPACES, Add, Grid, Sound
 
 ONE = np.zeros(1, np.int64)
@@ -412,7 +412,7 @@ def probed_for_weights(saved: EnvConfig, here: EnvConfig) -> tuple[EnvSpec, Prob
     spec = try_env(saved).spec
     model: Any = SimpleNamespace(description=SimpleNamespace(spec=spec))
     config = TrainConfig(env=here, init_from="runs/latest")
-    return spec, initial_weights.with_saved_spec(model, config, try_env(here))
+    return spec, resume.with_saved_spec(model, config, try_env(here))
 
 
 @pytest.mark.parametrize("typed", [{"image": [12, 7, 1]}, {}])

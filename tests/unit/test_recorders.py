@@ -12,8 +12,13 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from border_cli.core.metrics import Record
 from border_cli.recorders import BufferedRecorder, RecorderGroup
-from border_cli.recorders.files import CsvRecorder, FileRecorder, JsonlRecorder, read_jsonl
-from border_cli.recorders.tensorboard import TensorBoardRecorder
+from border_cli.recorders.files import (
+    CsvRecorder,
+    FileRecorder,
+    JsonlRecorder,
+    TensorBoardRecorder,
+    read_jsonl,
+)
 
 RECORD = Record({"train/episode_return": 12.5, "eval/return_mean": 20.0}, opt_steps=3, env_steps=40, time=1.5)
 

@@ -17,8 +17,7 @@ from border_cli.config.convert import to_plain
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.core.metrics import mean_interval, t975
 from border_cli.core.types import Evaluation
-from border_cli.report.draw import draw
-from border_cli.report.page import Report, table, write_curves
+from border_cli.report.page import Report, draw, table, write_curves
 from border_cli.report.runs import find_runs, grouped, read_run
 from border_cli.report.stats import (
     Statistics,

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from border_cli.cli.sweep_results import results
+from border_cli.cli.sweep_run import results
 from border_cli.core.errors import UsageError
 from border_cli.core.progress import JobProgress, Progress
 from border_cli.display.output import Output, output

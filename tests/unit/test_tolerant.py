@@ -17,8 +17,13 @@ import pytest
 
 from border_cli.core.errors import ResourceError
 from border_cli.core.metrics import Record
-from border_cli.recorders.files import AppendedFile, FileRecorder, JsonlRecorder, read_jsonl
-from border_cli.recorders.tensorboard import TensorBoardRecorder
+from border_cli.recorders.files import (
+    AppendedFile,
+    FileRecorder,
+    JsonlRecorder,
+    TensorBoardRecorder,
+    read_jsonl,
+)
 from border_cli.run.directory import log_to
 from tests.faults.amounts import times
 from tests.unit.test_recorders import scalars
