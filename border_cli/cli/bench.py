@@ -6,7 +6,7 @@ Both take the overrides of border-train, compose and check them alike, and make 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from border_cli.cli.compose import Composed, Composer
 from border_cli.cli.entry import command
@@ -15,7 +15,6 @@ from border_cli.cli.start import end_imports
 from border_cli.cli.translate import check_words
 from border_cli.config import registry, throughput
 from border_cli.config.resolve import envs_per_actor
-from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.format import number
 from border_cli.run.directory import RUNS, Launch
@@ -40,11 +39,6 @@ def main(argv: Sequence[str]) -> None:
                 f"{key} has no effect in border-bench, which trains nothing", allowed=f"border-train {key}=…"
             )
     config = Composer(overrides, flags.config_dir).compose().config
-    _bench(config, typed)
-
-
-def _bench(config: TrainConfig, typed: Mapping[str, str]) -> None:
-    """Measure, and show the tables. Raises Interrupted when asked to stop."""
     from rich.console import Console
 
     from border_cli.display.output import output

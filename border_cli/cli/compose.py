@@ -38,8 +38,8 @@ from border_cli.config.convert import default_values, describe, dotted, read_sec
 from border_cli.config.presets import conf_dir
 from border_cli.config.registry import TABLES
 from border_cli.config.resolve import with_trained_agent, with_typed_budget
-from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import UsageError, first_line
+from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.core.errors import UsageError, add_note, first_line
 from border_cli.run.directory import run_name
 
 T = TypeVar("T")
@@ -172,11 +172,26 @@ class Composer:
     def compose(self, argv: Sequence[str] | None = None) -> Composed:
         """Compose and check one job's overrides, by default those of the command line."""
         overrides = self._overrides if argv is None else parse_overrides(argv)
-        merged = self.merge(overrides)
-        typed = override_values(overrides)
-        config = check_composed(merged, merged.hydra.runtime.choices, typed, self.choices("preset"))
+        chosen = typed = override_values(overrides)
+        try:
+            merged = self.merge(overrides)
+            chosen = merged.hydra.runtime.choices
+            config = check_composed(merged, chosen, typed, self.choices("preset"))
+        except UsageError as e:
+            self._name_files(e, chosen, typed)
+            raise
         run_dir = Path(_folder(merged, config, "hydra.run.dir")) if "hydra.run.dir" in typed else None
         return Composed(config, merged, HydraContext(self.hydra.config_loader, Callbacks(merged)), run_dir)
+
+    def _name_files(self, error: UsageError, chosen: Mapping[str, str], typed: Mapping[str, str]) -> None:
+        """Add to an error which of the user's files have the mistake, unless it was typed. chosen: option by group."""
+        key = str(error).partition(":")[0]
+        folders = [folder.removeprefix("file://") for folder in (self._config_dir, *self._folders) if folder]
+        files = [Path(folder, group, f"{name}.yaml") for folder in folders for group, name in chosen.items()]
+        own_files = [file for file in files if file.is_file() and str(file) not in str(error)]
+        of_group = [file for file in own_files if key.partition(".")[0] == file.parent.name]
+        if own_files and (key not in typed or key in GROUPS):
+            add_note(error, f"in {' or '.join(map(str, of_group or own_files))}")
 
 
 def _folder(merged: DictConfig, config: TrainConfig, key: str) -> str:
@@ -260,11 +275,11 @@ def translated() -> Iterator[None]:
     """Raise UsageError for what goes wrong while Hydra composes."""
     try:
         yield
-    except (*_HYDRAS_ERRORS, YAMLError, OSError, RecursionError, ValueError) as e:
-        if isinstance(e, YAMLError):
-            mark = getattr(e, "problem_mark", None)
-            where = mark.name if mark else "a configuration file"
-            raise UsageError(f"{where}: not valid YAML\n{describe(e)}") from e
+    except YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        where = mark.name if mark else "a configuration file"
+        raise UsageError(f"{where}: not valid YAML\n{describe(e)}") from e
+    except (*_HYDRAS_ERRORS, OSError, RecursionError, ValueError) as e:
         # The cause names the mistake, where Hydra has wrapped it.
         cause = e.__cause__ if isinstance(e.__cause__, _HYDRAS_ERRORS) else e
         key = getattr(cause, "full_key", None) or getattr(e, "full_key", None)

@@ -113,12 +113,6 @@ def stored_config(
     check_code({"plugins": modules}, names, trusted)  # before the rest is checked: they may define its keys
     registry.import_plugins([*modules, *names.get("plugins", ())])
     stored = reopen(to_config(data))
-    config = _with_overrides(stored, overrides)
-    check_code(to_plain(config), names, trusted)
-    return stored, config
-
-
-def _with_overrides(stored: TrainConfig, overrides: Sequence[Override]) -> TrainConfig:
     check_single(overrides)
     changed, typed = to_plain(stored), override_values(overrides)
     for override in overrides:
@@ -139,7 +133,8 @@ def _with_overrides(stored: TrainConfig, overrides: Sequence[Override]) -> Train
     config = reopen_for_device(config, stored, typed)
     validate(config)
     check_effect(config, typed)
-    return config
+    check_code(to_plain(config), names, trusted)
+    return stored, config
 
 
 def end_imports() -> None:

@@ -37,7 +37,15 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
     _check_words(launch, settings, sweeper)
     composed, tuning = list[Composed](), None
     if sweeper == "basic":
-        composed = [composer.compose(job) for job in _split(composer, argv)]
+        with translated():
+            parsed = OverridesParser.create(composer.hydra.config_loader).parse_overrides(list(argv))
+            for override in parsed:
+                check_interval(override)
+            (jobs,) = BasicSweeper.split_arguments(parsed, None)
+        if not jobs:
+            empty = "the sweep has no jobs: one of its ranges is empty"
+            raise UsageError(empty, allowed="range(<start>,<stop>)")
+        composed = [composer.compose(job) for job in jobs]
     elif sweeper == "border_optuna":
         tuning = read_tuning(composer, argv)
     samples = composed if tuning is None else [tuning.largest]
@@ -56,8 +64,12 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
             else:
                 if sweeper == "basic":
                     run.run(composed)
-                else:
-                    _run_sweeper(composer, run, argv)
+                else:  # the sweeper of a plugin, whose batches Hydra's launcher `border` hands to `run`
+                    ours = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")
+                    words = [word for word in argv if not word.startswith(ours)]
+                    words += [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.mode=MULTIRUN"]
+                    with translated(), contextlib.suppress(Interrupted):
+                        composer.hydra.multirun(PRIMARY, run, words)
                 code = run.finish()
     return code if stop.code is None else int(stop.code)
 
@@ -97,18 +109,6 @@ def _check_launcher(launcher: str, sweeper: str, samples: Sequence[Composed]) ->
             ray_settings(sample)
 
 
-def _split(composer: Composer, argv: Sequence[str]) -> list[list[str]]:
-    """The overrides of each job, as Hydra's own sweeper makes them."""
-    with translated():
-        parsed = OverridesParser.create(composer.hydra.config_loader).parse_overrides(list(argv))
-        for override in parsed:
-            check_interval(override)
-        (jobs,) = BasicSweeper.split_arguments(parsed, None)
-    if not jobs:
-        raise UsageError("the sweep has no jobs: one of its ranges is empty", allowed="range(<start>,<stop>)")
-    return list(jobs)
-
-
 def _folder(composer: Composer, launch: Launch, settings: SweepSettings, argv: Sequence[str]) -> Path:
     """The folder of the sweep: that of the newest one with these arguments, or a new one."""
     if "hydra.sweep.dir" not in launch.typed:
@@ -121,12 +121,3 @@ def _folder(composer: Composer, launch: Launch, settings: SweepSettings, argv: S
         )
     make_folder(folder)
     return folder
-
-
-def _run_sweeper(composer: Composer, run: SweepRun, argv: Sequence[str]) -> None:
-    """Let Hydra run the sweeper of a plugin, whose batches Hydra's launcher `border` hands to `run`."""
-    ours = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")
-    words = [word for word in argv if not word.startswith(ours)]
-    folder = f"hydra.sweep.dir={quoted(str(run.sweep.folder))}"
-    with translated(), contextlib.suppress(Interrupted):
-        composer.hydra.multirun(PRIMARY, run, [*words, folder, "hydra.mode=MULTIRUN"])

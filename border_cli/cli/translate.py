@@ -30,6 +30,7 @@ _VALUES = {
     "device": {"gpu": "cuda", "auto": "cpu"},
 }
 """Values of our settings, as other tools call them."""
+_ON_POLICY = "on-policy: border-train has off-policy agents only"
 _ATARI = re.compile(r"(ALE/)?(?P<game>[A-Z]\w*?)(NoFrameskip|Deterministic)?(-v\d+)?")
 
 
@@ -84,15 +85,13 @@ class _Translation:
             if "agent" not in ours and fitting != "agent=dqn":
                 self.words.insert(0, fitting)
             self.words = [fitting if word == "agent=" else word for word in self.words]
-            self._leave_out_what_lacks(ours.get("agent") or fitting.removeprefix("agent="))
-
-    def _leave_out_what_lacks(self, agent: str) -> None:
-        """Leave out the words for keys that other agents have and this one has not."""
-        if agent in AGENTS:
-            lacking = set(self._keys) - set(known_keys({"agent": {"type": agent}})) - set(GROUPS)
-            left_out = [word for word in self.words if word.partition("=")[0] in lacking]
-            self.left_out += [f"{word} (agent={agent} has no such setting)" for word in left_out]
-            self.words = [word for word in self.words if word not in left_out]
+            agent = ours.get("agent") or fitting.removeprefix("agent=")
+            keys = known_keys({"agent": {"type": agent}}) if agent in AGENTS else self._keys
+            for word in list(self.words):
+                key = word.partition("=")[0]
+                if key in self._keys and key not in keys and key not in GROUPS:  # other agents have it
+                    self.left_out.append(f"{word} (agent={agent} has no such setting)")
+                    self.words.remove(word)
 
     def _translate(self, rest: list[str]) -> None:
         """Take the first of the remaining words, with its value, and add what it means."""
@@ -125,7 +124,7 @@ class _Translation:
     def _target(self, name: str, is_bare: bool) -> str | None:
         """Our key for a name, or an entry of the table; None for a name that is unknown. is_bare: it has no value."""
         if is_bare:
-            if _agent(name) or _plain(name) in table()["on_policy"].split():
+            if _agent(name) != name or name in AGENTS:
                 return "agent"
             if name in presets.env_ids() or re.search(r"-v\d+$", name):
                 return "env"
@@ -164,7 +163,9 @@ class _Translation:
             others = ",".join(word[-1].removeprefix("env=") for word in words)
             return words[0] if len(words) == 1 else [f"env={others}"]
         if target == "agent":
-            return [f"agent={','.join(map(self._algorithm, value.split(',')))}"]
+            names = [name if self._own_files or name in AGENTS else _agent(name) for name in value.split(",")]
+            self.left_out += [f"{name} ({_ON_POLICY})" for name in value.split(",") if _agent(name) == ""]
+            return [f"agent={','.join(names)}"]
         game = _ATARI.fullmatch(value) if target == "env.id" and self._any_game else None
         if game and not game[1]:
             value = f"ALE/{game['game']}-v5"
@@ -186,22 +187,11 @@ class _Translation:
             return ["env=atari", f"env.id=ALE/{short}-v5"]
         return ["env=gym", f"env.id={name}"] if re.search(r"-v\d+$", name) else [f"env={name}"]
 
-    def _algorithm(self, name: str) -> str:
-        """The agent of this name, empty for an on-policy algorithm, and the name as it is for an unknown one."""
-        if self._own_files or name in AGENTS:
-            return name
-        if _plain(name) in table()["on_policy"].split():
-            self.left_out.append(f"{name} (on-policy: border-train has off-policy agents only)")
-            return ""
-        return _agent(name) or name
 
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "_")
-
-
-def _agent(name: str) -> str | None:
-    """Our name of an algorithm: QR-DQN is qrdqn, dqn_atari is dqn; None where there is none."""
-    plain = _plain(name)
+def _agent(name: str) -> str:
+    """Our name of an algorithm: QR-DQN is qrdqn, dqn_atari is dqn. Empty for one on policy; an unknown one as it is."""
+    plain = name.lower().replace("-", "_")
+    if plain in table()["on_policy"].split():
+        return ""
     known = (plain, plain.replace("_", ""), table()["algorithms"].get(plain, ""), plain.partition("_")[0])
-    return next((name for name in known if name in AGENTS), None)
+    return next((agent for agent in known if agent in AGENTS), name)

@@ -90,11 +90,6 @@ def tune(run: SweepRun, tuning: Tuning) -> int:
             parts.append(f"the best {s.top} confirmed by {again} each on fresh seeds")
         run.say("; ".join(parts))
         run.drive(tuner, tuning.largest, max(s.n_trials * s.seeds, s.top * s.top_seeds))
-    return _finish(run, tuner)
-
-
-def _finish(run: SweepRun, tuner: Tuner) -> int:
-    """Print the results, write the preset. The exit code."""
     run.sweep.save()  # what could not be written meanwhile
     winner, lines = tuner.winner, list[tuple[str, str]]()
     folder = shlex.quote(str(shown(run.sweep.folder)))

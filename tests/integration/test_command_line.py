@@ -28,7 +28,7 @@ from border_cli.cli.help import complete, suggestions
 from border_cli.cli.overrides import parse_overrides
 from border_cli.cli.report import main as report
 from border_cli.cli.train import main
-from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, NonFiniteError, UsageError
+from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, NonFiniteError, UsageError, notes
 from border_cli.run.summary import write_json
 
 HERE = "hydra/launcher=basic"
@@ -254,16 +254,27 @@ def test_a_users_preset_is_picked_and_groups_of_the_users_own_can_be_added(tmp_p
     ("text", "fragments"),
     [
         ("id: Acrobot-v1\nkwarg: {}\n", ["env.kwarg", "nearest: env.kwargs"]),
-        ("id: [1\nx: 3\n", ["mine.yaml", "not valid YAML", "line 2"]),
+        ("id: [1\nx: 3\n", ["not valid YAML", "line 2"]),
+        ("id: Acrobot-v1\nmax_episode_steps: ${nowhere}\n", ["env.max_episode_steps", "nowhere"]),
         ("defaults: [gim]\n", ["env/mine", "env/gim"]),
+        ("- a list\n", ["env", "keys with values"]),
     ],
 )
-def test_a_mistake_in_a_users_file_names_file_or_key(text, fragments, tmp_path):
+def test_a_mistake_in_a_users_file_names_the_file(text, fragments, tmp_path):
     write(tmp_path / "env" / "mine.yaml", text)
     with pytest.raises(UsageError) as refusal:
         composed("env=mine", config_dir=str(tmp_path))
     assert len(str(refusal.value).splitlines()) <= 3
-    assert all(fragment in str(refusal.value) for fragment in fragments)
+    said = "\n".join([str(refusal.value), *notes(refusal.value)])
+    assert all(fragment in said for fragment in fragments)
+    assert said.count("mine.yaml") == 1
+
+
+def test_a_mistake_that_was_typed_names_no_file(tmp_path):
+    write(tmp_path / "env" / "mine.yaml", "id: Acrobot-v1\n")
+    with pytest.raises(UsageError) as refusal:
+        composed("env=mine", "env.max_episode_steps=many", config_dir=str(tmp_path))
+    assert not notes(refusal.value)
 
 
 @pytest.mark.parametrize(
