@@ -134,7 +134,6 @@ class ActorManager:
         self.status.announce(env_steps)
 
     def publish(self, model: ModelInfo) -> None:
-        """Make this model the newest."""
         self.link.models.publish(model)
 
     def stats(self) -> list[ActorStat]:
@@ -146,7 +145,6 @@ class ActorManager:
         return self.link.models.publications if self.actors else 0
 
     def wake(self) -> None:
-        """Wake every actor that waits."""
         self.status.wake()
 
     def stop(self) -> list[ActorStat]:

@@ -78,7 +78,7 @@ class ActorHandle(SupervisedProcess):
         self._final: ActorStat | None = None  # once there is no process
         self._absence_reported = False
 
-    def _spawn(self) -> Child:
+    def spawn(self) -> Child:
         counts, status = self._counts, self._status
         if self.losses:
             counts.incarnation += 1
@@ -109,7 +109,7 @@ class ActorHandle(SupervisedProcess):
             ring.close()
 
     @property
-    def _heartbeat(self) -> int:
+    def heartbeat(self) -> int:
         return self._status.heartbeat
 
     @property
@@ -182,7 +182,7 @@ class ActorHandle(SupervisedProcess):
         self.send(SendState())
         self._status.changed.set()
 
-    def _release(self) -> None:
+    def release(self) -> None:
         for descriptor in self.descriptors:
             self._link.selector.unregister(descriptor)
         try:
@@ -191,7 +191,7 @@ class ActorHandle(SupervisedProcess):
             self._final = self.stat()
             self._pop_all = list
 
-    def _handle(self, message: object) -> None:
+    def handle(self, message: object) -> None:
         match message:
             case Ready(exact):
                 self._counts.exact = exact
@@ -252,5 +252,4 @@ class Link:
             actor.receive()
 
     def close(self) -> None:
-        """Release the connection to the actors."""
         self._opened.close()

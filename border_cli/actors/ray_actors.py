@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from border_cli.actors import lockstep
 from border_cli.actors.actor import run_actor
@@ -74,6 +74,15 @@ class RemoteSetup:
     state: State | None = None
 
 
+class Orders(NamedTuple):
+    """What the learner tells an actor, see `ActorStatus`. wants_state: in lockstep, whether it is to send its state."""
+
+    credit: int
+    global_env_steps: int
+    stop: bool
+    wants_state: bool
+
+
 @dataclass(frozen=True)
 class Reply:
     """What an actor tells the learner. seconds: since its first env step, 0 before it; for the others see `ActorStatus`."""
@@ -102,18 +111,16 @@ class RemoteActor:
         log_through(self.send, f"actor {setup.actor_id.actor}", setup.level)
         threading.Thread(target=self._run, args=(setup,), name="actor", daemon=True).start()
 
-    def collect(
-        self, credit: int, env_steps: int, stop: bool, wants_state: bool, *models: ModelInfo
-    ) -> Reply:
+    def collect(self, orders: Orders, *models: ModelInfo) -> Reply:
         """Take what the learner tells, and wait for chunks: not long unless the actor acts."""
         status = self._status
         with self._changed:
             for model in models:
                 self._models.publish(model)
-            self._wants_state |= wants_state
-            self._all_status.announce(env_steps)
-            self._all_status.grant([credit])
-            if stop:
+            self._wants_state |= orders.wants_state
+            self._all_status.announce(orders.global_env_steps)
+            self._all_status.grant([orders.credit])
+            if orders.stop:
                 self._all_status.request_stop()
             chunks: list[Chunk] = []
 
@@ -186,7 +193,7 @@ class RayChild:
         self._link = link
         self._status = status
         self._sent = setup.published  # number of the last publication that was sent
-        self._last_orders: tuple[object, ...] = ()  # credit and stop of the last call
+        self._last_told: tuple[int, bool] | None = None  # credit and stop of the last call
         self._wants_state = False
         self._chunks: list[Chunk] = []
         self.call: Any = None
@@ -215,7 +222,6 @@ class RayChild:
         self.tell()
 
     def pop_all(self) -> list[Chunk]:
-        """Chunks that have arrived since the last call."""
         chunks, self._chunks = self._chunks, []
         return chunks
 
@@ -246,14 +252,12 @@ class RayChild:
         """Call the actor, if no call is under way and there is something to tell, or the pause is over."""
         status, newest = self._status, self._link.models.publications
         now = status.credit, status.stop_requested
-        is_new = now != self._last_orders or self._wants_state or newest > self._sent
+        is_new = now != self._last_told or self._wants_state or newest > self._sent
         if self._ended or self.call is not None or not (is_new or self._pause.passed):
             return
-        credit, stop = now
-        models = self._link.models_after(self._sent)
-        orders = credit, status.global_env_steps, stop, self._wants_state
-        self.call = self._actor.collect.remote(*orders, *models)
-        self._last_orders, self._wants_state, self._sent = now, False, newest
+        orders = Orders(status.credit, status.global_env_steps, status.stop_requested, self._wants_state)
+        self.call = self._actor.collect.remote(orders, *self._link.models_after(self._sent))
+        self._last_told, self._wants_state, self._sent = now, False, newest
 
     def exited(self) -> bool:
         """Whether the actor has ended, and all that it has sent is here, or is lost."""
@@ -261,11 +265,9 @@ class RayChild:
 
     @property
     def exit_reason(self) -> str:
-        """How it ended."""
         return self._ended
 
     def kill(self) -> None:
-        """Kill it at once."""
         self._ended, self.call = self._ended or "was killed", None
         with contextlib.suppress(Exception):  # it may be gone, or its node
             self._link.ray.kill(self._actor, no_restart=True)
@@ -290,7 +292,7 @@ class RayHandle(ActorHandle):
         return cast("RayChild | None", self._child)
 
     @property
-    def _watched(self) -> bool:
+    def is_watched(self) -> bool:
         return self.needed or self._is_ready
 
     def _make(self, actor_id: ActorId) -> Child:

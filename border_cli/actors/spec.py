@@ -164,7 +164,6 @@ class ActorStatus:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the actor has to stop."""
         return bool(self._shared[_STOP])
 
     @property
@@ -224,12 +223,10 @@ class StatusBlock:
         self.wake()
 
     def wake(self) -> None:
-        """Wake every actor that waits."""
         for actor in self._actors:
             actor.changed.set()
 
     def close(self) -> None:
-        """Close the descriptors."""
         self._block.close()
         for actor in self._actors:
             actor.changed.close()

@@ -136,7 +136,6 @@ class NativeGame(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnas
         self._is_sent = False
 
     def get_action_meanings(self) -> list[str]:
-        """Names of the actions."""
         return self._meanings
 
     def reset(
@@ -191,13 +190,11 @@ class Catch(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnasium i
         self._paddle = self._x = self._y = self._left = 0
 
     def get_action_meanings(self) -> list[str]:
-        """Names of the actions."""
         return list(_ACTIONS)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Frame, dict[str, Any]]:
-        """Start a new game with the paddle in the middle."""
         super().reset(seed=seed, options=options)
         self._left = self._balls
         self._paddle = (_SIDE - _PADDLE) // 2
@@ -218,15 +215,12 @@ class Catch(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnasium i
         return self._colour(), reward, self._left == 0, False, {"lives": 1}
 
     def render(self) -> Frame:
-        """The screen, (84, 84, 3)."""
         return self._colour()
 
     def lives(self) -> int:
-        """One."""
         return 1
 
     def getScreenGrayscale(self, into: Frame) -> None:
-        """Copy the current screen."""
         into[...] = self.grey()
 
     def grey(self) -> Frame:

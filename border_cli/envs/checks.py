@@ -307,29 +307,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float | int) or (not np.ndim(value) and np.asarray(value).dtype.kind in "biuf")
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-_Part = tuple[str, Callable[[Any], bool] | None, str]
-_RESET: tuple[_Part, ...] = (("observation", None, ""), ("info", _is_dict, "a dict"))
-_STEP: tuple[_Part, ...] = (
-    ("observation", None, ""),
-    ("reward", _is_number, "one number"),
-    ("terminated", _is_flag, "True or False"),
-    ("truncated", _is_flag, "True or False"),
-    ("info", _is_dict, "a dict"),
-)
-"""What each part of a result has to be."""
+_STEP: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "reward": (_is_number, "one number"),
+    "terminated": (_is_flag, "True or False"),
+    "truncated": (_is_flag, "True or False"),
+    "info": (lambda info: isinstance(info, dict), "a dict"),
+}
+_RESET = {"info": _STEP["info"]}
+"""What each part of a result has to be, after the observation."""
 
 
 def checked(result: Any, method: str) -> Any:
     """The result of `reset` or `step`. Raises EnvApiError where it has other parts than gymnasium's API asks for."""
     parts = _STEP if method == "step" else _RESET
-    if not isinstance(result, tuple) or len(result) != len(parts):
+    if not isinstance(result, tuple) or len(result) != 1 + len(parts):
         form = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        raise EnvApiError(f"{method}() returns {form}, not ({', '.join(name for name, *_ in parts)})")
-    for (name, is_right, what), value in zip(parts, result, strict=True):
-        if is_right is not None and not is_right(value):
+        raise EnvApiError(f"{method}() returns {form}, not ({', '.join(['observation', *parts])})")
+    for (name, (is_right, what)), value in zip(parts.items(), result[1:], strict=True):
+        if not is_right(value):
             raise EnvApiError(f"{method}() returns {name} that is not {what}: {value!r:.60}")
     return result

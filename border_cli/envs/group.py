@@ -179,10 +179,6 @@ class GymEnv:
                 _logger.warning("env.info_keys: %s: the info at the end of an episode has %s", key, has)
         return values
 
-    def render(self, env_ix: int = 0) -> Any:
-        """What the environment draws (see gymnasium's render modes)."""
-        return self.envs[env_ix].render()
-
     def close(self) -> None:
         """Close every environment. One that raises then is logged."""
         for env in self.envs:

@@ -298,7 +298,6 @@ class CopiedObservation(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: i
         return getattr(self.__dict__["env"], name)
 
     def observation(self, observation: Any) -> Any:
-        """A copy."""
         return copy.deepcopy(observation)
 
 
@@ -320,12 +319,10 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Adds the mask to the observation."""
         observation, info = self.env.reset(seed=seed, options=options)
         return self._masked(observation, info), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Adds the mask to the observation."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return self._masked(observation, info), reward, terminated, truncated, info
 

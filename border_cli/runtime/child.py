@@ -164,7 +164,6 @@ class Child:
         return f"\nits last output: {lines[-1].strip()}" if lines else ""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it still runs."""
         if not self.exited():
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._status.send_bytes(bytes([number]))

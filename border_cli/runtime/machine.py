@@ -13,12 +13,13 @@ from pathlib import Path
 import psutil
 
 ROOT = Path("/")
+"""Where the files of the kernel are mounted."""
 
 
-def available_memory(root: Path = ROOT) -> int:
-    """Bytes that may still be allocated, limits of control groups included. root: where these are mounted."""
+def available_memory() -> int:
+    """Bytes that may still be allocated, limits of control groups included."""
     left = [int(psutil.virtual_memory().available)]
-    for group in _cgroups("memory", root):
+    for group in _cgroups("memory"):
         for limit, used, cache in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -31,7 +32,7 @@ def available_memory(root: Path = ROOT) -> int:
     return min(left)
 
 
-def free_tasks(root: Path = ROOT) -> int | None:
+def free_tasks() -> int | None:
     """Processes and threads that may still be started; None where nothing limits them."""
     left = []
     limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
@@ -41,21 +42,21 @@ def free_tasks(root: Path = ROOT) -> int | None:
             p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == user
         )
         left.append(limit - sum(threads))
-    for group in _cgroups("pids", root):
+    for group in _cgroups("pids"):
         most, now = _number(group / "pids.max"), _number(group / "pids.current")
         if most is not None and now is not None:
             left.append(most - now)
     return max(0, min(left)) if left else None
 
 
-def _cgroups(controller: str, root: Path) -> Iterator[Path]:
+def _cgroups(controller: str) -> Iterator[Path]:
     """Folders of the control groups around this process, of version 1 or 2; each may set a limit."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _text(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):
             # a container may see its own group as the root of the mount, though it is named by its path outside
             inner = Path(path.lstrip("/"))
-            yield from (root / "sys/fs/cgroup" / controllers / part for part in (inner, *inner.parents))
+            yield from (ROOT / "sys/fs/cgroup" / controllers / part for part in (inner, *inner.parents))
 
 
 def _number(path: Path) -> int | None:
@@ -79,10 +80,10 @@ def limit_cpus(share: int) -> None:
     _cpu_share = share
 
 
-def cpus(root: Path = ROOT) -> int:
-    """CPUs that this process may use, limits of control groups included; at least 1. root: where these are mounted."""
+def cpus() -> int:
+    """CPUs that this process may use, limits of control groups included; at least 1."""
     most = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    for group in _cgroups("cpu", root):
+    for group in _cgroups("cpu"):
         quota, period = [*_text(group / "cpu.max").split(), "", ""][:2]
         if not quota:  # version 1
             quota, period = (_text(group / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period"))
@@ -106,9 +107,9 @@ def gpus() -> list[str]:
     return [str(i) for i in range(len(list(folder.iterdir())))] if folder.is_dir() else []
 
 
-def has_bfloat16(root: Path = ROOT) -> bool:
+def has_bfloat16() -> bool:
     """Whether the CPU has instructions for products of bfloat16 numbers; False where the system does not list them."""
-    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text(ROOT / "proc/cpuinfo"), re.MULTILINE)
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags[0].split() if flags else ())
 
 

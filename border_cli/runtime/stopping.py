@@ -148,7 +148,6 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether the moment has passed."""
         return self.remaining_s == 0.0
 
 

@@ -141,12 +141,12 @@ class SupervisedProcess(ABC):
         self._due = Deadline(0.0)
 
     @abstractmethod
-    def _spawn(self) -> Child:
+    def spawn(self) -> Child:
         """Start the process. Raises ResourceError."""
 
     @property
     @abstractmethod
-    def _heartbeat(self) -> int:
+    def heartbeat(self) -> int:
         """A counter that grows while the process works."""
 
     @property
@@ -155,14 +155,14 @@ class SupervisedProcess(ABC):
         """What the process is doing, for messages."""
 
     @property
-    def _watched(self) -> bool:
+    def is_watched(self) -> bool:
         """Whether its heartbeat is checked now."""
         return True
 
-    def _handle(self, message: object) -> None:  # noqa: B027 - not every process sends others
+    def handle(self, message: object) -> None:  # noqa: B027 - not every process sends others
         """Handle a message other than `Failed`."""
 
-    def _release(self) -> None:  # noqa: B027 - not every process leaves something behind
+    def release(self) -> None:  # noqa: B027 - not every process leaves something behind
         """Called once before each process is released, after its last message."""
 
     @property
@@ -182,7 +182,7 @@ class SupervisedProcess(ABC):
     def start(self) -> None:
         """Start the process. Raises ResourceError if memory or descriptors are too few."""
         self._failed, self._cause, self._killed, self._is_ready = None, None, False, False
-        self._child = self._spawn()
+        self._child = self.spawn()
         self._monitor = HeartbeatMonitor()
         self.condition = Condition.STARTING
 
@@ -203,7 +203,7 @@ class SupervisedProcess(ABC):
                 if isinstance(message, Ready):
                     self.condition, self._is_ready, self.was_ready = Condition.READY, True, True
                     self._monitor = HeartbeatMonitor()
-                self._handle(message)
+                self.handle(message)
         if self._cause is None and (exited or self._failed is not None):
             self._cause = self._exit_cause(self._child)
             self._begin_exit(self._limits.stop_timeout_s)  # it may still be closing its environments
@@ -244,7 +244,7 @@ class SupervisedProcess(ABC):
             return
         try:
             self.receive()
-            self._release()
+            self.release()
         finally:
             self._child.end(grace_s)
             self._child = None
@@ -261,12 +261,12 @@ class SupervisedProcess(ABC):
         return ActorLostError(f"{self.name} {how}")
 
     def _check_heartbeat(self) -> None:
-        if not self._watched:
+        if not self.is_watched:
             self._monitor = HeartbeatMonitor()
             return
         starting = self.condition is Condition.STARTING
         timeout_s = self._limits.start_timeout_s if starting else self._limits.heartbeat_timeout_s
-        if not self._monitor.timed_out(self._heartbeat, timeout_s):
+        if not self._monitor.timed_out(self.heartbeat, timeout_s):
             return
         lacking = "was not ready after" if starting else "gave no sign of life for"
         why = f"{self.name} {lacking} {timeout_s:g} s (it was {self.doing})"

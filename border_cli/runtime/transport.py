@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import math
 import mmap
 import os
@@ -33,17 +34,10 @@ _ZEROS = bytes(1 << 20)
 _ONE = (1).to_bytes(8, sys.byteorder)  # what is written to an eventfd
 
 
-class Layout:
-    """Hands out places in a block that is still to be made, each on a cache line of its own."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def reserve(self, nbytes: int) -> int:
-        """Offset of the next `nbytes` bytes."""
-        offset = self.size
-        self.size += -(-nbytes // CACHE_LINE) * CACHE_LINE
-        return offset
+def _places(sizes: Sequence[int]) -> tuple[int, list[int]]:
+    """Size of a block of parts of these sizes [bytes], and their offsets: each begins on a cache line of its own."""
+    ends = list(itertools.accumulate(-(-nbytes // CACHE_LINE) * CACHE_LINE for nbytes in sizes))
+    return ends[-1], [0, *ends[:-1]]
 
 
 class SharedBlock:
@@ -63,7 +57,6 @@ class SharedBlock:
             self.close()
 
     def fileno(self) -> int:
-        """Its descriptor."""
         return self._fd
 
     def words(self, offset: int, n: int) -> memoryview:
@@ -118,7 +111,6 @@ class SharedEvent:
             os.read(self._fds[0], 4096)
 
     def close(self) -> None:
-        """Close the descriptors."""
         fds, self._fds = self._fds, ()
         for fd in fds:
             os.close(fd)
@@ -233,7 +225,7 @@ class Ring:
     def __init__(self, columns: tuple[Column, ...], capacity: int, block: SharedBlock | None = None) -> None:
         self.columns = columns
         self.capacity = capacity
-        size, (head, tail, headers, *offsets) = _ring_layout(columns, capacity)
+        size, (head, tail, headers, *offsets) = _places(_ring_sizes(columns, capacity))
         self._block = block or SharedBlock(size, "an actor's ring")
         self._head_word = self._block.words(head, 1)
         self._tail_words = self._block.words(tail, 2)
@@ -299,15 +291,12 @@ class Ring:
 
 def ring_bytes(columns: tuple[Column, ...], capacity: int) -> int:
     """Bytes of a ring, all of which are allocated when it is made."""
-    return _ring_layout(columns, capacity)[0]
+    return _places(_ring_sizes(columns, capacity))[0]
 
 
-def _ring_layout(columns: tuple[Column, ...], capacity: int) -> tuple[int, list[int]]:
-    """Size of a ring, and the offsets of head, tail, headers and each column."""
-    layout = Layout()
-    sizes = [WORD, 2 * WORD, capacity * CACHE_LINE, *(capacity * column.row_bytes for column in columns)]
-    offsets = [layout.reserve(nbytes) for nbytes in sizes]
-    return layout.size, offsets
+def _ring_sizes(columns: tuple[Column, ...], capacity: int) -> list[int]:
+    """Bytes of head, tail, headers and each column."""
+    return [WORD, 2 * WORD, capacity * CACHE_LINE, *(capacity * column.row_bytes for column in columns)]
 
 
 # -- models from the learner to every actor ------------------------------
@@ -352,17 +341,15 @@ class ModelChannel:
     ) -> None:
         self.layout = layout
         nbytes = sum(column.row_bytes for column in layout)
-        places = Layout()
-        newest = places.reserve(WORD)
-        offsets = [[places.reserve(n) for n in (WORD, 2 * WORD, nbytes)] for _ in range(slots)]
-        self._block = block or SharedBlock(places.size, "the model channel")
+        size, (newest, *offsets) = _places([WORD, *[WORD, 2 * WORD, nbytes] * slots])
+        self._block = block or SharedBlock(size, "the model channel")
         self._newest = self._block.words(newest, 1)
         if block is None:
             self._newest[0] = published
         words, array = self._block.words, self._block.array
         self._slots = [
             _Slot(words(before, 1), words(after, 2), array(data, (nbytes,), "uint8"))
-            for before, after, data in offsets
+            for before, after, data in (offsets[3 * i : 3 * i + 3] for i in range(slots))
         ]
         self._fitting: dict[str, Array] | None = None  # arrays of the last publication, known to fit
         self.seen = 0

@@ -194,7 +194,6 @@ class PassedDescriptor:
     index: int
 
     def detach(self) -> int:
-        """The descriptor."""
         return passed[self.index]
 
 

@@ -199,9 +199,9 @@ def job_argv(argv: Iterable[str]) -> list[str]:
     ]
 
 
-def newest_sweep(argv: Sequence[str], root: Path = RUNS) -> Path | None:
+def newest_sweep(argv: Sequence[str]) -> Path | None:
     """The newest sweep with these arguments, None where there is none."""
-    for path in sorted((root / SWEEPS).glob(f"*/*/{SWEEP_FILE}"), reverse=True):
+    for path in sorted((RUNS / SWEEPS).glob(f"*/*/{SWEEP_FILE}"), reverse=True):
         if read_head(path).get("argv") == list(argv):
             return path.parent
     return None

@@ -118,7 +118,6 @@ class JobProcess(Child):
         super().__init__("job", _run_job, args, output=self._output, trains=True, environment=visible)
 
     def update(self) -> None:
-        """Take what the job has sent."""
         for message in self.receive():
             if isinstance(message, JobProgress):
                 self.latest = message

@@ -111,7 +111,6 @@ class JobHost:
         return JobStatus(self.process.latest, end)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the job."""
         self.process.signal(signal.Signals(number))
 
 
@@ -181,7 +180,6 @@ class RayExecutor:
 
     @property
     def count(self) -> int:
-        """Jobs at a time."""
         if self._limit is not None:
             return self._limit
         now = time.monotonic()
@@ -201,14 +199,11 @@ class RayExecutor:
         return f"{counted(self.count, 'job')} at a time on Ray: {nodes} with room for {capacity}, each with {need}"
 
     def start(self, task: Task, run_dir: Path, beside: Sequence[Any]) -> RayJob:
-        """Give a job to the cluster."""
         host = self._host_class.remote(task, run_dir, self._settings.cpus, Path.cwd(), *self._sweep)
         return RayJob(self._ray, host)
 
     def wait(self, jobs: Sequence[Any], timeout_s: float) -> None:
-        """Wait until one of these jobs has something new."""
         self._ray.wait([job.awaited for job in jobs], num_returns=1, timeout=timeout_s)
 
     def close(self) -> None:
-        """Leave the cluster."""
         self._cluster.close()

@@ -237,5 +237,4 @@ class Scheduler:
 
     @property
     def _count(self) -> int:
-        """Jobs at a time."""
         return int(min(self._executor.count, self._limit))

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from border_cli.config.schema import TrainerConfig
@@ -186,10 +187,7 @@ class EvalManager:
 
         Raises OutOfTime.
         """
-
-        def play(model: ModelInfo, rounds: range) -> Evaluation:
-            return self._play(model, last.version, rounds)
-
+        play = partial(self._play, last.version)
         best = choose(self.candidates, self._evaluations, play)
         first, more, scores = fresh_rounds(self._evaluations)
         scoring = range(first + more, first + more + scores)
@@ -206,7 +204,7 @@ class EvalManager:
         )
         self._parts.telemetry.set_best(score, confirmed=True)
 
-    def _play(self, model: ModelInfo, opt_steps: int, rounds: range) -> Evaluation:
+    def _play(self, opt_steps: int, model: ModelInfo, rounds: range) -> Evaluation:
         """Evaluate a model on fresh episodes, see `EvalSeeds.fresh`. Raises OutOfTime, also if the run is to stop."""
         parts, backoff = [], Backoff()
         for number in rounds:
@@ -290,24 +288,22 @@ class EvalManager:
 
     def _is_done(self, job: EvalJob) -> bool:
         """Start the next evaluation of this job or take its result. Returns whether no evaluation is missing."""
-        while (seeds := self._missing(job)) is not None:
+        seeds, goal = self._parts.eval_seeds, self._config.stop_return
+        while True:
+            if job.regular is None:
+                episodes = seeds.regular
+            elif job.fresh is None and goal is not None and least_mean(job.regular) >= goal:
+                episodes = seeds.fresh(job.model.version, 0)
+            else:
+                return True
             began = self._started_at or monotonic()
-            if (evaluation := self._evaluation(job.model, seeds)) is None:
+            if (evaluation := self._evaluation(job.model, episodes)) is None:
                 return False
             job.seconds += monotonic() - began
             if job.regular is None:
                 job.regular = evaluation
             else:
                 job.fresh = evaluation
-        return True
-
-    def _missing(self, job: EvalJob) -> list[int] | None:
-        """Seeds of the episodes that this model has to play next; None if there are none."""
-        seeds, goal = self._parts.eval_seeds, self._config.stop_return
-        if job.regular is None:
-            return seeds.regular
-        reaches = goal is not None and least_mean(job.regular) >= goal
-        return seeds.fresh(job.model.version, 0) if reaches and job.fresh is None else None
 
     def _evaluation(self, model: ModelInfo, seeds: list[int]) -> Evaluation | None:
         """The result of this evaluation, None until it is there. Starts it if none is running. Raises OutOfTime."""

@@ -314,7 +314,7 @@ class ProcessEvaluator(SupervisedProcess):
             self._budget.spent.clear()
         return evaluation
 
-    def _handle(self, message: object) -> None:
+    def handle(self, message: object) -> None:
         if isinstance(message, Evaluation):
             self._answer = message
 
@@ -326,7 +326,7 @@ class ProcessEvaluator(SupervisedProcess):
         self._shared.close()
         self._models.close()
 
-    def _spawn(self) -> Child:
+    def spawn(self) -> Child:
         args = (self._models, self._shared, self._spec, self.losses)
         process = Child(self.name, evaluator_main, args)
         if self._task is not None:
@@ -334,11 +334,11 @@ class ProcessEvaluator(SupervisedProcess):
         return process
 
     @property
-    def _heartbeat(self) -> int:
+    def heartbeat(self) -> int:
         return int(self._words[_BEATS])
 
     @property
-    def _watched(self) -> bool:
+    def is_watched(self) -> bool:
         return self.condition is Condition.STARTING or self._task is not None
 
     @property

@@ -60,7 +60,6 @@ class Films:
         self._film: _Film | None = None
 
     def film(self, model: ModelInfo, env_steps: int) -> None:
-        """Begin a film of this model."""
         self.poll()
         if self._film is not None:
             _logger.info("the film of opt step %d is left out: the one before is not ready", model.version)
@@ -178,7 +177,7 @@ def import_av() -> Any:
 def _drawn(env: Any) -> Array:
     """The environment as a picture (height, width, 3) uint8. Raises UsageError where it cannot draw one."""
     try:
-        frame = np.asarray(env.render())
+        frame = np.asarray(env.envs[0].render())
     except Exception as e:
         raise UsageError(
             f"video: the environment cannot draw: {type(e).__name__}: {first_line(e)}",

@@ -166,7 +166,9 @@ class RatioLimiter:
                 becomes longer by this many env steps.
         """
         allowed = self.allowed_env_steps
-        starved = self._starved
+        # The learner waits, and no actor has any credit left. Before the first opt step it may wait for a batch although
+        # the ratio allows the opt step.
+        starved = self._given == self.env_steps and (self._next_opt_step == 1 or not self.may_opt())
         if missing and starved and self._given == allowed != self._max_env_steps:
             self._base_env_steps += missing
             allowed = self.allowed_env_steps
@@ -211,11 +213,3 @@ class RatioLimiter:
     def _next_opt_step(self) -> int:
         """Number of the next opt step since the last warm-up."""
         return self.opt_steps - self._base_opt_steps + 1
-
-    @property
-    def _starved(self) -> bool:
-        """Whether the learner waits while no actor has any credit left.
-
-        Before the first opt step the learner may wait for a batch although the ratio allows the opt step.
-        """
-        return self._given == self.env_steps and (self._next_opt_step == 1 or not self.may_opt())

@@ -100,11 +100,15 @@ def test_a_bound_network_returns_float32_gradients() -> None:
         ("", False),
     ],
 )
-def test_the_instructions_of_the_cpu(tmp_path: Path, text: str, expected: bool) -> None:
+def test_the_instructions_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, expected: bool
+) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(text)
-    assert machine.has_bfloat16(tmp_path) is expected
-    assert machine.has_bfloat16(tmp_path / "elsewhere") is False
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert machine.has_bfloat16() is expected
+    monkeypatch.setattr(machine, "ROOT", tmp_path / "elsewhere")
+    assert machine.has_bfloat16() is False
 
 
 @pytest.mark.parametrize("supported", [False, True])

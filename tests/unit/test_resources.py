@@ -89,9 +89,10 @@ NESTED |= {"memory.max": str(6 * GIB), "user/memory.max": str(2 * GIB), "user/jo
     ],
 )
 def test_available_memory_within_control_groups(
-    tmp_path: Path, group: str, files: dict[str, str], expected: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str, files: dict[str, str], expected: int
 ) -> None:
-    assert machine.available_memory(write(tmp_path, group, files)) == expected
+    monkeypatch.setattr(machine, "ROOT", write(tmp_path, group, files))
+    assert machine.available_memory() == expected
 
 
 @pytest.mark.parametrize(
@@ -103,9 +104,10 @@ def test_available_memory_within_control_groups(
     ],
 )
 def test_free_tasks_within_control_groups(
-    tmp_path: Path, group: str, files: dict[str, str], expected: int | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str, files: dict[str, str], expected: int | None
 ) -> None:
-    assert machine.free_tasks(write(tmp_path, group, files)) == expected
+    monkeypatch.setattr(machine, "ROOT", write(tmp_path, group, files))
+    assert machine.free_tasks() == expected
 
 
 @pytest.mark.parametrize(
@@ -122,9 +124,10 @@ def test_the_cpus_within_control_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[str, str], expected: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
-    assert machine.cpus(write(tmp_path, group, files)) == expected
+    monkeypatch.setattr(machine, "ROOT", write(tmp_path, group, files))
+    assert machine.cpus() == expected
     monkeypatch.setattr(machine, "_cpu_share", 2)
-    assert machine.cpus(tmp_path) == min(2, expected)
+    assert machine.cpus() == min(2, expected)
 
 
 def test_the_limit_per_user_counts_all_threads_of_the_user(
@@ -134,9 +137,10 @@ def test_the_limit_per_user_counts_all_threads_of_the_user(
     every.append({"uids": None, "num_threads": None})  # a process that ended in the meantime
     monkeypatch.setattr("psutil.process_iter", lambda attrs: [SimpleNamespace(info=info) for info in every])
     monkeypatch.setattr(resource, "getrlimit", lambda which: (10, 10))
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
     for user, free in ((7, 3), (0, None)):
         monkeypatch.setattr("os.getuid", lambda user=user: user)
-        assert machine.free_tasks(tmp_path) == free
+        assert machine.free_tasks() == free
 
 
 # -- predicted sizes --------------------------------------------------------------

@@ -140,14 +140,17 @@ def test_a_sweep_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str) 
         Sweep.read(tmp_path)
 
 
-def test_the_newest_sweep_of_a_command_is_found_by_its_arguments(tmp_path: Path) -> None:
+def test_the_newest_sweep_of_a_command_is_found_by_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     argv = job_argv(["-m", "agent=dqn", "seed=1,2", "sweep.slots=2", "recorder.console=plain", "debug=true"])
     assert argv == ["agent=dqn", "seed=1,2"]
     older, newer, other = (create_sweep(tmp_path) for _ in range(3))
     for folder, typed in ((older, argv), (newer, argv), (other, ["seed=1,2"])):
         Sweep(folder, typed).save()
-    assert newest_sweep(argv, tmp_path) == newer
-    assert newest_sweep(["seed=1"], tmp_path) is None
+    monkeypatch.setattr("border_cli.sweeps.jobs.RUNS", tmp_path)
+    assert newest_sweep(argv) == newer
+    assert newest_sweep(["seed=1"]) is None
 
 
 @pytest.mark.parametrize(
