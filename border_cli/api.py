@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from border_cli.config.schema import AgentConfig, TrainConfig
-from border_cli.core.errors import UsageError
+from border_cli.config.schema import TrainConfig
 from border_cli.core.progress import RunResult
 from border_cli.core.protocols import Evaluator, Recorder
 from border_cli.run.factories import UserParts
@@ -36,7 +35,6 @@ def train_async(
     *,
     recorder: Recorder | None = None,
     evaluator: Evaluator | None = None,
-    actor_agents: Sequence[AgentConfig] = (),
 ) -> RunResult:
     """Train with asynchronous actors in a new run directory.
 
@@ -48,7 +46,6 @@ def train_async(
         run_dir: the run directory; it must not hold a run yet.
         recorder: gets every record beside the files, such as a `border_cli.BufferedRecorder`.
         evaluator: evaluates models in place of the configured evaluator; the run stores `evaluator.type=inline`.
-        actor_agents: the agent's configuration of each actor, such as other exploration; all of the same class.
 
     Returns:
         How the run ended: its best and last evaluation, its speed, and an `ActorStat` per actor.
@@ -56,9 +53,8 @@ def train_async(
     Raises:
         BorderError: the run failed. Interrupted: it was asked to stop.
     """
-    user = UserParts(recorder, evaluator, tuple(actor_agents))
     with StopFlag() as stop:
-        return _train(_composed(config), Path(run_dir), user, stop)
+        return _train(_composed(config), Path(run_dir), UserParts(recorder, evaluator), stop)
 
 
 def train(
@@ -71,9 +67,8 @@ def train(
     """Train in this thread, with `trainer.type=sync`. Arguments, result and errors are those of `train_async`."""
     config = _composed(config, "trainer=sync")
     config = replace(config, trainer=replace(config.trainer, type="sync"))
-    user = UserParts(recorder, evaluator)
     with StopFlag() as stop:
-        return _train(config, Path(run_dir), user, stop)
+        return _train(config, Path(run_dir), UserParts(recorder, evaluator), stop)
 
 
 def _composed(config: TrainConfig | Sequence[str], *words: str) -> TrainConfig:
@@ -88,11 +83,6 @@ def _train(config: TrainConfig, run_dir: Path, user: UserParts, stop: StopFlag) 
 
     config = to_config(to_plain(config))  # each value against its declared type and range, as for the command
     validate(config)
-    if user.actor_agents and len(user.actor_agents) != config.n_actors:
-        raise UsageError(
-            f"actor_agents has {len(user.actor_agents)} configurations for n_actors={config.n_actors or 'auto'}",
-            allowed="one for each actor",
-        )
     if user.evaluator is not None:  # it is called in this thread, and there is no process for it
         config = replace(config, evaluator=replace(config.evaluator, type="inline"))
     config, spec, decided = preflight(config, stop, run_dir)

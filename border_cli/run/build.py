@@ -203,7 +203,7 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
 
 def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
     c = setup.config
-    actors, columns = actor_spec(c, setup.user), run_columns(c, setup.spec)
+    actors, columns = actor_spec(c), run_columns(c, setup.spec)
     if c.trainer.type == "sync":
         actor_id = actors.actor_id(0, 0, 1)
         env = actor_env(actor_id, c, setup.tick, resumable=True)

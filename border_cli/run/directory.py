@@ -62,13 +62,19 @@ def run_name(name: str, agent: str, env_option: str, env_id: str) -> str:
 
 
 def create_run(name: str, root: Path = RUNS) -> Path:
-    """Create `<root>/<date>/<time>_<name>`, which no other run has, and let `<root>/latest` point to it.
+    """Create `<root>/<date>/<time>_<name>`, which no other run has, and let `<root>/latest` point to it, if links can.
 
     Raises UsageError if it cannot be created, ResourceError if the disk is full.
     """
     date, time = _stamp()
     path = _make_exclusively(root / date / f"{time}_{name}")
-    _point_latest(root, path)
+    link = root / f".{LATEST}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.relative_to(root), target_is_directory=True)
+        link.replace(root / LATEST)  # in one step
+    with contextlib.suppress(OSError):
+        link.unlink(missing_ok=True)
     return path
 
 
@@ -168,7 +174,8 @@ def read_config_data(run_dir: Path) -> dict[str, Any]:
 
 def code_names(data: Mapping[str, Any]) -> dict[str, list[str]]:
     """What a configuration names beyond border-cli: modules, import paths and addresses, by key. data: plain data."""
-    env, manager, recorder = (_section(data, name) for name in ("env", "actor_manager", "recorder"))
+    sections = (data.get(name) for name in ("env", "actor_manager", "recorder"))
+    env, manager, recorder = (section if isinstance(section, Mapping) else {} for section in sections)
     names = {"plugins": names_in(data.get("plugins"))}
     names |= {f"env.{key}": names_in(env.get(key)) for key in ("imports", "entry_point")}
     wrappers = names_in(env.get("wrappers"))
@@ -218,11 +225,6 @@ def check_plain(run_dir: Path, trusted: bool) -> None:
                     f"{entry.path} is no plain file or folder: what is written to it may go anywhere",
                     allowed="trust=true, if you trust the maker of the run, or a copy made by cp -rL",
                 )
-
-
-def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = data.get(name)
-    return section if isinstance(section, Mapping) else {}
 
 
 def names_in(value: Any) -> list[str]:
@@ -278,18 +280,6 @@ def writing(path: Path) -> Iterator[None]:
             f"{path} cannot be made or written to: {reason}",
             allowed="a folder that you may write to, such as hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m",
         ) from e
-
-
-def _point_latest(root: Path, path: Path) -> None:
-    """Replace the link in one step. It is not an error if the file system has no links."""
-    temporary = root / f".{LATEST}.{os.getpid()}"
-    try:
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(path.relative_to(root), target_is_directory=True)
-        temporary.replace(root / LATEST)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def shown(path: Path) -> Path:

@@ -22,7 +22,7 @@ from border_cli.config.resolve import (
     steps_natively,
 )
 from border_cli.config.resources import Sizes
-from border_cli.config.schema import AgentConfig, EnvConfig, TrainConfig
+from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer, StepProcessor
 from border_cli.core.spaces import EnvSpec
@@ -41,26 +41,21 @@ from border_cli.training.telemetry import LONGEST_EPISODE
 
 @dataclass(frozen=True)
 class UserParts:
-    """Parts given from Python in place of configured ones.
-
-    Attributes:
-        actor_agents: the agent's configuration of each actor, such as another exploration; empty for the common one.
-    """
+    """Parts given from Python beside the configured recorders, and in place of the configured evaluator."""
 
     recorder: Recorder | None = None
     evaluator: Evaluator | None = None
-    actor_agents: Sequence[AgentConfig] = ()
 
 
-def actor_spec(config: TrainConfig, user: UserParts | None = None) -> ActorSpec:
+def actor_spec(config: TrainConfig) -> ActorSpec:
     """What every actor process of this run is made of."""
-    user, lockstep, actors = user or UserParts(), config.trainer.lockstep, config.actor_manager
+    lockstep, actors = config.trainer.lockstep, config.actor_manager
     rounds = Rounds(
         n_actors(config), envs_per_actor(config), lockstep_steps(config), config.trainer.max_env_steps
     )
     return ActorSpec(
         env=partial(actor_env, config=config, resumable=lockstep),
-        policy=partial(actor_policy, config=config, actor_agents=tuple(user.actor_agents)),
+        policy=partial(actor_policy, config=config),
         processor=partial(actor_processor, config=config),
         n_envs=envs_per_actor(config),
         n_buffer=actors.n_buffer,
@@ -93,12 +88,10 @@ def actor_env(
     )
 
 
-def actor_policy(
-    actor_id: ActorId, spec: EnvSpec, config: TrainConfig, actor_agents: tuple[AgentConfig, ...] = ()
-) -> ActingPolicy:
-    """The policy of one actor. actor_agents: the agent's configuration by actor, where they differ."""
+def actor_policy(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
+    """The policy of one actor."""
     policy: ActingPolicy = agent_module(config).make_policy(
-        actor_agents[actor_id.actor] if actor_agents else config.agent,
+        config.agent,
         spec,
         actor_id.seed,
         actor=actor_id.actor,

@@ -139,76 +139,62 @@ class LoadedModel:
             obs = {"obs": obs, ACTION_MASK: action_mask}
             if action_mask is None:
                 leaves.pop(str(self.spec.mask))
-        arrays = {name: _array(leaf, obs) for name, leaf in leaves.items()}
-        sizes = {_batch_size(leaf, arrays[name]) for name, leaf in leaves.items()}
-        if len(sizes) > 1:
+        read = {name: _rows(leaf, obs) for name, leaf in leaves.items()}
+        if len({(len(rows), is_batch) for rows, is_batch in read.values()}) > 1:
             raise ValueError("the parts of the observation are not a batch of one size, nor one observation")
-        (size,) = sizes
-        rows = size or 1  # a batch is never empty
-        envs = list(range(rows)) if env_ix is None else list(np.atleast_1d(env_ix))
-        if len(envs) != rows:
-            raise ValueError(f"env_ix has {len(envs)} environments, the observation {rows}")
-        batch = {
-            name: self._stored(leaf, arrays[name][None] if size is None else arrays[name], envs)
-            for name, leaf in leaves.items()
-        }
+        rows, is_batch = next(iter(read.values()))
+        envs = list(range(len(rows))) if env_ix is None else list(np.atleast_1d(env_ix))
+        if len(envs) != len(rows):
+            raise ValueError(f"env_ix has {len(envs)} environments, the observation {len(rows)}")
+        batch = {name: self._stacked(leaf, read[name][0], envs) for name, leaf in leaves.items()}
         mask = self.spec.mask
         if mask is not None:
             batch.setdefault(mask, np.ones((len(envs), self.spec.action.n), np.uint8))
             if not batch[mask].any(1).all():
                 raise ValueError("action_mask allows no action")
-        return batch, size is not None, envs
+        return batch, is_batch, envs
 
-    def _stored(self, leaf: ObsLeaf, rows: Array, envs: Sequence[int]) -> Array:
-        """Rows (B, ...) of one leaf as training stored them, stacked where it did. Raises ValueError."""
+    def _stacked(self, leaf: ObsLeaf, rows: Array, envs: Sequence[int]) -> Array:
+        """Rows (B, ...) of one leaf, each stacked with those before it where training stacked them."""
         if leaf.stack == 1 or rows.shape[1:] == leaf.shape:
-            return _as_stored(leaf, rows)
+            return rows
         stacks = []
-        for env, newest in zip(envs, _as_stored(leaf, rows), strict=True):
+        for env, newest in zip(envs, rows, strict=True):
             before = self._stacks.get((leaf.name, env), np.stack([newest] * leaf.stack))
             stack = self._stacks[leaf.name, env] = np.concatenate([before[1:], newest[None]])
             stacks.append(stack)
         return np.stack(stacks)
 
 
-def _array(leaf: ObsLeaf, obs: Any) -> Array:
-    """The part of an observation that a leaf is about. Raises ValueError."""
+def _rows(leaf: ObsLeaf, obs: Any) -> tuple[Array, bool]:
+    """(B, ...) the part of an observation that a leaf is about, as training stored it; and whether it is a batch.
+
+    Raises ValueError for what is missing or outside the leaf's space.
+    """
     for key in leaf.path:
         keys = obs if isinstance(obs, Mapping) else range(len(obs)) if isinstance(obs, tuple | list) else ()
         if key not in keys:
             raise ValueError(f"observation {leaf.name!r} is missing: {key!r} is not in what was given")
         obs = obs[key]
-    array = np.asarray(obs)
+    array, shapes = np.asarray(obs), (leaf.shape, leaf.row_shape)
+    is_batch = array.shape not in shapes
+    rows = array if is_batch else array[None]
     if array.dtype.kind not in "biuf":
         raise ValueError(f"observation {leaf.name!r} is not made of numbers")
-    return array
-
-
-def _batch_size(leaf: ObsLeaf, array: Array) -> int | None:
-    """Rows of a batch, None for a single observation. Raises ValueError for another shape."""
-    shapes = (leaf.shape, leaf.row_shape)
-    if array.shape in shapes:
-        return None
-    if array.ndim and array.shape[1:] in shapes and len(array):
-        return len(array)
-    raise ValueError(f"observation {leaf.name!r} has shape {array.shape}, its space says {leaf.shape}")
-
-
-def _as_stored(leaf: ObsLeaf, rows: Array) -> Array:
-    """Rows with the leaf's dtype, counted from 0 in the discrete kinds. Raises ValueError for what is outside."""
+    if rows.shape[1:] not in shapes or not rows.size:
+        raise ValueError(f"observation {leaf.name!r} has shape {array.shape}, its space says {leaf.shape}")
     if not np.isfinite(rows).all():
         raise ValueError(f"observation {leaf.name!r} holds a number that is not finite")
     stored = encode(leaf, rows)
-    if stored.dtype.kind == "f":
-        return stored
-    low: Any = -np.inf if leaf.low is None else leaf.low
-    high: Any = np.inf if leaf.high is None else leaf.high
-    if leaf.categories and leaf.kind != "box":
-        low, high = 0, np.reshape(leaf.categories, leaf.shape) - 1
-    start = np.reshape(leaf.start, leaf.shape) if leaf.start else 0
-    if ((stored < low) | (stored > high) | (stored + start != rows)).any():
-        raise ValueError(f"observation {leaf.name!r} holds a number that is not in its space")
-    return stored
+    if stored.dtype.kind != "f":
+        low: Any = -np.inf if leaf.low is None else leaf.low
+        high: Any = np.inf if leaf.high is None else leaf.high
+        if leaf.categories and leaf.kind != "box":
+            low, high = 0, np.reshape(leaf.categories, leaf.shape) - 1
+        start = np.reshape(leaf.start, leaf.shape) if leaf.start else 0
+        if ((stored < low) | (stored > high) | (stored + start != rows)).any():
+            raise ValueError(f"observation {leaf.name!r} holds a number that is not in its space")
+    return stored, is_batch
 
 
 def load(

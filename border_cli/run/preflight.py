@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-import timeit
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -66,7 +64,11 @@ def preflight(
     Raises:
         UsageError for what the user can correct, ResourceError where the machine is too small, Interrupted.
     """
-    _check_machine(config, folder)
+    with writing(folder):
+        resources.check_folder(folder)
+    largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
+    resources.check_descriptors(largest)
+    resources.check_tasks(largest)
     policies = config.trainer.type == "async" or may_evaluate_beside(config)  # in children
     forkserver.start_early(forkserver.PRELOAD if policies else forkserver.LIGHT_PRELOAD)
     # This imports torch while the forkserver does the same: the probe waits for that.
@@ -104,15 +106,6 @@ def preflight(
     resources.check_memory(resolved, sizes)
     resources.check_disk(resolved, sizes, folder)
     return resolved, spec, reason
-
-
-def _check_machine(config: TrainConfig, folder: Path) -> None:
-    """Check the folder, and descriptors and processes for the largest number of actors that `auto` may become."""
-    with writing(folder):
-        resources.check_folder(folder)
-    largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
-    resources.check_descriptors(largest)
-    resources.check_tasks(largest)
 
 
 def _check_imports(config: TrainConfig) -> None:
@@ -191,16 +184,6 @@ def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
     return probed
 
 
-def _speed_of_bfloat16() -> float:
-    """Measured speed of a product of matrices (256, 256) on the CPU, over that in float32."""
-    import torch
-
-    torch.set_num_threads(1)  # on a busy machine, threads that wait for each other take seconds
-    matrices = [torch.ones(256, 256, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
-    full, half = (min(timeit.repeat(partial(torch.matmul, m, m), repeat=5, number=1)) for m in matrices)
-    return full / half
-
-
 def _check_device(config: TrainConfig) -> None:
     """Raise UsageError where the learner's device does not exist, or cannot compute in the agent's precision."""
     import torch
@@ -215,15 +198,13 @@ def _check_device(config: TrainConfig) -> None:
             )
     if precision == "float32":
         return
-    slow = ""
+    supported = kind == "cpu" and machine.has_bfloat16()
     if kind == "cuda":
         with torch.cuda.device(device):
             supported = torch.cuda.is_bf16_supported(including_emulation=False)
-    elif not (supported := kind == "cpu" and machine.has_bfloat16()) and kind == "cpu":
-        slow = f": {_speed_of_bfloat16():.2f} of the speed of float32"
     if not supported:
         raise UsageError(
-            f"agent.precision={precision}: device={device} has no instructions for it on this machine{slow}\n"
+            f"agent.precision={precision}: device={device} has no instructions for it on this machine\n"
             "allowed here: agent.precision=float32 in a new run, which init_from=<run> starts from the weights of another"
         )
 

@@ -59,7 +59,11 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     Raises NoValidCheckpointError where there are checkpoints and none verifies, UsageError where nothing is left to do.
     """
     with_replay = config.checkpoint.replay != "none"
-    path = _newest(run_dir / CHECKPOINTS, with_replay)
+    try:
+        path = store.newest_valid(run_dir / CHECKPOINTS, () if with_replay else (REPLAY,))
+    except NoValidCheckpointError as e:
+        way_out = "\nallowed: checkpoint.replay=none beside resume, if the replay is all that is damaged"
+        raise NoValidCheckpointError(f"{e}{way_out if with_replay else ''}") from e
     summary = read_or_empty(run_dir / SUMMARY_FILE)
     if path is None:
         if summary.get("status") == DONE or summary.get("saved"):
@@ -74,7 +78,11 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
         raise unfit(path, e) from e
     exact = summary.get("exact") is not False and state.replay is not None and whole
     exact = exact and all(keeps_the_bits(change) for change in wanted)
-    best = None if is_reproducible(config) else _best(run_dir)
+    best = None
+    with contextlib.suppress(store.InvalidCheckpointError):
+        if not is_reproducible(config):
+            model, (score, regular) = read_model(run_dir / BEST).info, read_scores(run_dir / BEST)
+            best = Candidate(model, regular or score)
     saved = summary.get("saved")
     seconds = saved.get("seconds") if isinstance(saved, dict) else None
     seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
@@ -145,14 +153,6 @@ def newest_unfinished(root: Path, config: TrainConfig, trusted: bool) -> Path | 
     return None
 
 
-def _newest(folder: Path, with_replay: bool) -> Path | None:
-    try:
-        return store.newest_valid(folder, () if with_replay else (REPLAY,))
-    except NoValidCheckpointError as e:
-        way_out = "\nallowed: checkpoint.replay=none beside resume, if the replay is all that is damaged"
-        raise NoValidCheckpointError(f"{e}{way_out if with_replay else ''}") from e
-
-
 def _counts(loop: dict[str, Any]) -> tuple[int, int, bool]:
     """Opt steps, env steps, and whether the state is whole. Raises IncompatibleStateError."""
     try:
@@ -163,14 +163,6 @@ def _counts(loop: dict[str, Any]) -> tuple[int, int, bool]:
     if not all(type(n) is int and n >= 0 for n in counts) or type(whole) is not bool:
         raise IncompatibleStateError("a count in the state of the loop is not a count")
     return counts[0], counts[1], whole
-
-
-def _best(run_dir: Path) -> Candidate | None:
-    """The model of best/ and its regular evaluation, if that verifies."""
-    with contextlib.suppress(store.InvalidCheckpointError):
-        model, (score, regular) = read_model(run_dir / BEST).info, read_scores(run_dir / BEST)
-        return Candidate(model, regular or score)
-    return None
 
 
 def _check_something_left(

@@ -259,16 +259,34 @@ class RunFiles:
             add_note(error, f"the state of opt step {saved_at} is saved: {again}")
 
     def _write(self, result: RunResult | None = None) -> None:
-        """Replace summary.json. result: None while the run is running. Raises OSError."""
+        """Replace summary.json. result: None while the run is running: the keys are the same, without values.
+
+        Raises OSError.
+        """
+        end, rates = result or RunResult(""), ("opt_steps_per_sec", "samples_per_sec", "samples_per_opt_step")
+        counters = ("opt_steps", "env_steps", "episodes") if result else ()
         data = {
             "run_id": self._run_id,
-            "status": "running" if result is None else _STATUS[result.ended_by],
+            "status": _STATUS.get(end.ended_by, "running"),
             "saved": self._saved,
-            **_result_data(result),
+            "ended_by": end.ended_by or None,
+            "exit_code": int(end.code) if result else None,
+            "error": end.error,
+            "last_score": _score(end.last),
+            "best_score": _score(end.best),
+            "best_confirmed": end.best_confirmed,
+            "start_score": None if end.start is None else {"opt_steps": 0, "mean": end.start},
+            "seconds": end.seconds or None,
+            "counters": {name: getattr(end, name) for name in counters},
+            "throughput": {name: getattr(end, name) for name in rates if end.seconds},
+            "bound": end.bound,
+            "expected": end.expected,
+            "actors": [asdict(actor) | {"samples_per_sec": actor.samples_per_sec} for actor in end.actors],
+            # known while the run is running, and kept when it fails
+            "exact": False if self._exact() is False else end.exact,
+            "records_dropped": dict(end.dropped),
             "config": to_plain(self._config),
         }
-        if self._exact() is False:  # known while it runs, and kept when it fails
-            data["exact"] = False
         write_json(self.run_dir / SUMMARY_FILE, data)
 
     def _exact(self) -> bool | None:
@@ -314,31 +332,6 @@ class RunFiles:
                 recorder.name: recorder.dropped for recorder in parts.lossy_recorders if recorder.dropped
             },
         )
-
-
-def _result_data(result: RunResult | None) -> dict[str, Any]:
-    """How a run ended as JSON values: the same keys while it runs, without values, so that a reader needs no cases."""
-    running = result is None
-    end = RunResult("error") if result is None else result
-    rates = ("opt_steps_per_sec", "samples_per_sec", "samples_per_opt_step")
-    counters = () if running else ("opt_steps", "env_steps", "episodes")
-    return {
-        "ended_by": None if running else end.ended_by,
-        "exit_code": None if running else int(end.code),
-        "error": end.error,
-        "last_score": _score(end.last),
-        "best_score": _score(end.best),
-        "best_confirmed": end.best_confirmed,
-        "start_score": None if end.start is None else {"opt_steps": 0, "mean": end.start},
-        "seconds": end.seconds or None,
-        "counters": {name: getattr(end, name) for name in counters},
-        "throughput": {name: getattr(end, name) for name in rates if end.seconds},
-        "bound": end.bound,
-        "expected": end.expected,
-        "actors": [asdict(actor) | {"samples_per_sec": actor.samples_per_sec} for actor in end.actors],
-        "exact": end.exact,
-        "records_dropped": dict(end.dropped),
-    }
 
 
 def _score(evaluation: Evaluation | None) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 import border_cli
-from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import (
     EnvConfig,
@@ -23,7 +22,6 @@ from border_cli.config.schema import (
 )
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.run import factories
 from tests import fakes
 from tests.faults.commands import endless, trap
 from tests.real_runs import Run, tiny
@@ -124,22 +122,6 @@ def test_metrics_of_infos_need_our_step_processor(workplace: Path, train: Any) -
     )
     with pytest.raises(UsageError, match=r"env\.info_keys needs the step processor of border-cli"):
         train(config, workplace / "run")
-
-
-def test_each_actor_has_its_own_agent_configuration(workplace: Path) -> None:
-    """Actor 0 always acts at random, actor 1 never."""
-    agents = [DqnConfig(hidden=[16], batch_size=16, epsilon_start=e, epsilon_final=e) for e in (1.0, 0.0)]
-    with pytest.raises(UsageError, match="actor_agents has 2 configurations for n_actors=1"):
-        border_cli.train_async(small(), workplace / "run", actor_agents=agents)
-    config = small(n_actors=2, step_processor="tests.fakes:make_single_steps")
-    result = border_cli.train_async(config, workplace / "run", actor_agents=agents)
-    assert result.code == ExitCode.DONE and len(result.actors) == 2
-    make = factories.actor_spec(small(n_actors=2), factories.UserParts(actor_agents=agents)).policy
-    spec = border_cli.load(workplace / "run").spec
-    for actor, actions in ((0, {0, 1}), (1, {0})):
-        policy = make(ActorId(actor, 0, 2, 1, 0), spec)
-        sampled = [int(policy.sample(spec.obs.zeros(1))[0]) for _ in range(50)]
-        assert len(set(sampled)) == len(actions)
 
 
 def test_a_run_without_an_opt_step_ends_with_code_2(workplace: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,5 @@ def test_it_is_refused_where_the_device_has_no_instructions_for_it(
         return
     with pytest.raises(UsageError, match=f"device={device} has no instructions") as raised:
         preflight._check_device(half)
-    if device == "cpu":
-        assert re.search(r"on this machine: \d+\.\d\d of the speed of float32", str(raised.value))
     # a run that is resumed keeps its precision
     assert "allowed here: agent.precision=float32 in a new run, which init_from=<run>" in str(raised.value)
