@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -83,15 +81,6 @@ def test_an_evaluation_has_one_environment_where_a_process_can_have_no_second(
     assert warning.startswith("evaluations step one environment at a time, not 10: ")
     assert warning.endswith("RuntimeError: one emulator per process")
     only.close()
-
-
-def test_environments_are_stepped_together_or_alone() -> None:
-    env = started(lengths=[2])
-    assert env.step([0, 1], ACTIONS).reward.tolist() == [1.0, 1.0]
-    step = env.step([1], ACTIONS[:1])
-    assert (step.obs["obs"][:, 3].tolist(), step.next_obs["obs"][:, 3].tolist()) == ([1], [2])
-    assert step.over.all()
-    assert env.observe([0, 1])["obs"][:, 3].tolist() == [1, 2]
 
 
 def test_returned_arrays_do_not_change_later() -> None:
@@ -204,43 +193,12 @@ def test_the_trial_can_leave_the_closing_to_its_caller(closed: list[CountingEnv]
     assert len(closed) == 2, "the environment, and another one that it was compared with"
 
 
-class SharedArray(gymnasium.Env[Any, Any]):
-    """Environments that all return the same array: the number of the one that was stepped last."""
-
-    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    array = np.zeros(1, np.float32)
-    numbers = itertools.count()
-
-    def __init__(self) -> None:
-        self._number = next(self.numbers)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.array[0] = self._number
-        return self.array, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.array[0] = self._number
-        return self.array, 0.0, False, False, {}
-
-
-def test_an_array_that_environments_share_is_stored_before_the_next_one_is_stepped() -> None:
-    env = GymEnv(EnvConfig(entry_point=f"{__name__}:SharedArray"), 3)
-    for i in range(3):
-        env.reset(i)
-    step = env.step([0, 1, 2], np.zeros(3, np.int64))
-    np.testing.assert_array_equal(np.diff(step.next_obs["obs"][:, 0]), [1, 1])
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (3, 3.0),
         (np.float32(0.5), 0.5),
         (np.bool_(True), 1.0),
         ([[1], [1, 2]], None),
-        ("high", None),
-        (1j, None),
     ],
 )
 def test_what_an_info_holds_is_a_number_or_missing(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from border_cli.core.spaces import Array, Obs
-from border_cli.core.types import Evaluation, Step
+from border_cli.core.types import Step
 from border_cli.training import evaluators
 from border_cli.training.evaluators import EpisodeRunner
 from tests.evaluators import SeededEnv, WeightPolicy
@@ -91,8 +91,3 @@ def test_the_policy_is_in_train_mode_after_a_failure(broken: str, monkeypatch: p
     with pytest.raises(RuntimeError, match="a failure"):
         EpisodeRunner(SeededEnv(1), 100, lambda: False).evaluate(policy, 42, SEEDS)
     assert policy.modes == ["eval", "train"]
-
-
-def test_equal_returns_have_standard_deviation_0() -> None:
-    assert Evaluation(0, (0.1,) * 7, (1,) * 7).std == 0.0
-    assert Evaluation(0, (1.0, 3.0), (1, 1)).std == 1.0

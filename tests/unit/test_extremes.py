@@ -17,8 +17,7 @@ from border_cli.replay.n_step import NStepProcessor
 from border_cli.replay.samplers import UniformSampler
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
-from tests.fakes import NumpyPolicy, processed, sampler_of
-from tests.unit.test_env_checks import group
+from tests.fakes import processed
 from tests.unit.test_step_processor import SPEC, step
 
 GAMMA = 0.5
@@ -56,26 +55,6 @@ def test_e5_terminated_and_truncated_at_once_is_terminated() -> None:
     for _ in range(64):
         buffer.push(processed(processor, step(8, 3.0, terminated=True, truncated=True)))
     assert targets(buffer) == {8.0: (3.0, 9.0)}
-
-
-def test_e5_an_environment_whose_episodes_last_one_step() -> None:
-    env = group(length=1)
-    sampler = sampler_of(env, NumpyPolicy(), NStepProcessor(env.spec, 1, 3, GAMMA))
-    for episode in range(2, 6):  # episode 1 was the one before the sampler's reset
-        items = sampler.sample([0], 0)
-        assert items["obs"].tolist() == [[episode, 0], [episode, 1]]
-        assert items["n_steps"].tolist() == [1, 0]
-        assert items["terminated"].tolist() == [True, False]
-        assert items["discount"].tolist() == [GAMMA, 1.0]
-        assert items["episode_length"].tolist() == [0, 1]
-
-
-def test_e5_huge_rewards_by_hand() -> None:
-    processor = NStepProcessor(SPEC, 1, 3, GAMMA)
-    parts = [processed(processor, step(t, HUGE, terminated=t == 3)) for t in range(4)]
-    reward = parts[2]["reward"].tolist() + parts[3]["reward"].tolist()
-    assert reward == [float(np.float32(x * HUGE)) for x in (1.75, 1.75, 1.5, 1.0, 0.0)]
-    assert parts[3]["episode_return"][-1] == pytest.approx(4 * HUGE)
 
 
 def test_e5_records_of_huge_returns_are_finite() -> None:

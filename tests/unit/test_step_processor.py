@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +19,6 @@ from border_cli.core.types import (
     Items,
     Step,
     concat_items,
-    empty_items,
-    item_columns,
 )
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
@@ -102,28 +99,6 @@ def test_a_life_lost_in_a_truncated_step_prevents_the_bootstrap() -> None:
     items = [processed(processor, one) for one in (*steps, last)]
     assert [row[4] for row in rows(items[-1])][:2] == [True, True]
     assert not any(row[4] for one in items[:-1] for row in rows(one))
-
-
-@pytest.mark.parametrize(("n_envs", "n_step"), [(1, 1), (1, 3), (4, 3)])
-def test_large_observations_are_copied_once_straight_to_their_place(n_envs: int, n_step: int) -> None:
-    image = replace(SPEC.obs.leaves[0], shape=(100, 100), dtype="uint8")
-    spec = EnvSpec(ObsSpec((image,)), SPEC.action)
-    processor, none = NStepProcessor(spec, n_envs, n_step, 0.5), np.zeros(n_envs, bool)
-    obs = [np.full((n_envs, 100, 100), t, np.uint8) for t in range(20)]
-    for t in range(19):
-        ends = np.array([t == 5 + env for env in range(n_envs)])
-        step = Step(list(range(n_envs)), {"obs": obs[t]}, none.astype(int), none + 0.0, none, ends, {})
-        step.next_obs = {"obs": obs[t + 1]}
-        processor.add(step)
-    items = empty_items(item_columns(spec), processor.n_rows)
-    tracemalloc.start()
-    processor.take(items)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < items["obs"].nbytes / 5
-    for env in range(n_envs):
-        times = items["obs"][items["env"] == env][:, 0, 0].tolist()
-        assert times == [*range(7 + env), *range(6 + env, 20 - n_step)]
 
 
 # -- priorities that actors compute (Ape-X) ------------------------------------
