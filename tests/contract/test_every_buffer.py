@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -323,15 +322,3 @@ def test_errors_that_are_not_finite_or_too_few_are_refused(kind: str) -> None:
     if batch.weight is not None:
         with pytest.raises(ValueError, match="not finite"):
             world.buffer.update_priority(batch.ix, np.array([1, np.nan, 1, 1], np.float32))
-
-
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_buffer_bytes_is_the_memory_that_a_buffer_takes(kind: str) -> None:
-    entry, spec = BUFFERS[kind], spec_of(4)
-    config = entry.config(type=kind, capacity=50_000)
-    tracemalloc.start()
-    buffer = entry.load().make_buffer(config, spec, 0)
-    taken, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert entry.load().buffer_bytes(config, spec) == pytest.approx(taken, rel=0.02)
-    assert len(buffer) == 0

@@ -191,15 +191,6 @@ def test_rows_may_be_inserted_directly_from_the_ring() -> None:
     np.testing.assert_array_equal(one.next_obs["obs"], other.next_obs["obs"])
 
 
-def test_a_chunk_larger_than_half_the_ring_is_split_and_counted_once() -> None:
-    bench = Bench(n_buffer=40, ring_rows=16, length=1000)
-    bench.grant(40)
-    bench.run(*[bench.collect] * 5)
-    assert [chunk.rows for chunk in bench.chunks] == [8] * 5
-    assert bench.env_steps == [8] * 5
-    assert [chunk.sequence for chunk in bench.chunks] == [0, 1, 2, 3, 4]
-
-
 def test_a_new_model_is_loaded_only_between_chunks() -> None:
     bench = Bench(n_buffer=4)
     bench.models.publish(model(10))

@@ -107,27 +107,6 @@ def test_drift_that_hits_all_forms_decides_nothing() -> None:
     assert FakeRun((FAST, EAGER), duration).until(300.0) == EAGER
 
 
-def test_single_long_opt_steps_decide_nothing() -> None:
-    """Such as those with a checkpoint: 1 s, once in 5 s."""
-    last = 0.0
-
-    def duration(form: Form, now: float) -> float:
-        nonlocal last
-        if now - last > 5.0:
-            last = now
-            return 1.0
-        return 0.010 if form == EAGER else 0.012
-
-    assert FakeRun((EAGER, FAST), duration).until(300.0) == EAGER
-
-
-def test_more_threads_are_tried_step_by_step() -> None:
-    forms = tuple(Form("eager", n) for n in (1, 2, 4, 8, 16))
-    run = FakeRun(forms, lambda form, _: {1: 0.08, 2: 0.05, 4: 0.03, 8: 0.04, 16: 0.50}[form.threads])
-    assert run.until(300.0) == Form("eager", 4)
-    assert Form("eager", 16) not in run.spent
-
-
 @pytest.mark.parametrize(("cpus", "tried"), [(1.4, {1}), (1.6, {1, 2}), (3.4, {1, 2}), (3.6, {1, 2, 4})])
 def test_more_threads_are_tried_only_on_cpus_that_were_idle(cpus: float, tried: set[int]) -> None:
     """CPUs that nothing but this run uses. Threads that wait for a CPU slow an opt step down a hundredfold."""
@@ -145,10 +124,3 @@ def test_a_form_that_is_added_is_used_and_compared_at_once() -> None:
     run.until(50.6)
     assert run.spent[FAST2] == pytest.approx(0.6, abs=0.02)
     assert run.until(60.0) == FAST2
-
-
-def test_a_form_that_is_added_and_slower_is_left_at_once() -> None:
-    run = FakeRun((EAGER,), constant(eager1=10, fast1=20))
-    run.until(50.0)
-    run.chooser.add([FAST])
-    assert run.until(53.0) == EAGER

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.dqn.agent import EpsilonSchedule, epsilon_greedy, epsilon_schedule, make_agent
+from border_cli.agents.dqn.agent import EpsilonSchedule, epsilon_greedy, make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.loss import NO_STEP_NOISE, DqnNetworks, DqnState, StepNoise, make_head, opt_step
 from border_cli.agents.dqn.network import NO_NOISE, Noise
@@ -149,14 +149,6 @@ def test_epsilon_follows_global_env_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha", "actor", "n_actors", "power"),
-    [(7.0, 0, 8, 1.0), (7.0, 7, 8, 8.0), (7.0, 0, 1, 1.0), (None, 3, 8, 1.0)],
-)
-def test_the_epsilon_ladder_of_ape_x(alpha: float | None, actor: int, n_actors: int, power: float) -> None:
-    assert epsilon_schedule(DqnConfig(epsilon_ladder=alpha), actor, n_actors).power == power
-
-
-@pytest.mark.parametrize(
     ("values", "epsilon", "shares"),
     [
         ([1.0, 0.0], 0.3, [0.85, 0.15]),
@@ -190,14 +182,6 @@ def full_agent(**changes: Any) -> tuple[NetworkAgent, RowReplayBuffer]:
     for t in range(45):
         buffer.push(processed(processor, step(t % 9, 1.0, terminated=t % 9 == 8)))
     return make_agent(config, SPEC, seed=5), buffer
-
-
-def test_the_standard_deviations_of_noisy_layers_learn() -> None:
-    agent, buffer = full_agent(noisy=True, hidden=[8, 8])
-    agent.opt(buffer)
-    tensors = agent.algorithm.tensors()
-    moments = [tensor for name, tensor in tensors.items() if "exp_avg." in name and name.endswith("_std")]
-    assert len(moments) == 4 and all(moment.abs().max() > 0 for moment in moments)
 
 
 @pytest.mark.parametrize("tau", [0.25, 1.0])

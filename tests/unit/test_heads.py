@@ -31,13 +31,11 @@ NAN, INF = float("nan"), float("inf")
         # An atom between two is shared by its distance: 0 → 0.25, -1 → -0.75; 1 → 1.25 is clipped to 1.
         ([0.0, 1.0, 0.0], 0.25, 1.0, False, [0.0, 0.75, 0.25]),
         ([1.0, 0.0, 0.0], 0.25, 1.0, False, [0.75, 0.25, 0.0]),
-        ([0.0, 0.0, 1.0], 0.25, 1.0, False, [0.0, 0.0, 1.0]),
         ([0.2, 0.3, 0.5], 0.5, 0.5, False, [0.0, 0.2 + 0.15, 0.15 + 0.5]),
         # Values beyond the edges are clipped to the edges.
         ([0.2, 0.3, 0.5], 100.0, 1.0, False, [0, 0, 1]),
         ([0.2, 0.3, 0.5], -100.0, 1.0, False, [1, 0, 0]),
         # A return that is an atom keeps all its mass.
-        ([0.5, 0.25, 0.25], -1.0, 1.0, True, [1, 0, 0]),
         ([0.5, 0.25, 0.25], 0.0, 1.0, True, [0, 1, 0]),
         ([0.5, 0.25, 0.25], 1.0, 1.0, True, [0, 0, 1]),
     ],
@@ -96,11 +94,6 @@ def test_atoms_beyond_an_open_end() -> None:
     assert atom_places(C51Config(v_min=0.0, v_max=9.0)) == pytest.approx(np.linspace(0.0, 1.0, 51).tolist())
 
 
-def test_a_nan_reward_makes_the_loss_nan() -> None:
-    target = THREE.target(torch.zeros(1, 3), T([NAN]), T([1.0]), T([False]))
-    assert THREE.loss(torch.zeros(1, 3), target, None).isnan().all()
-
-
 def test_terminated_rows_ignore_infinite_outputs() -> None:
     for head, k in (
         (CategoricalHead(torch.linspace(-1.0, 1.0, 2)), 2),
@@ -119,11 +112,6 @@ def test_cross_entropy_by_hand() -> None:
     entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert loss.item() == pytest.approx(math.log(2))
     assert error.item() == pytest.approx(math.log(2) - entropy, abs=1e-6)
-
-
-def test_values_are_means() -> None:
-    assert THREE.values(T([0.2, 0.3, 0.5]).log()).item() == pytest.approx(0.3)
-    assert QuantileHead().values(T([[1.0, 2.0, 3.0, 6.0]])).item() == 3.0
 
 
 @pytest.mark.parametrize(
@@ -146,23 +134,7 @@ def test_quantile_huber_by_hand(kappa: float, first: list[float], second: list[f
     assert midpoints(4, T(0.0)).tolist() == [0.125, 0.375, 0.625, 0.875]
 
 
-@pytest.mark.parametrize(
-    ("kappa", "expected"), [(0.01, [0.1, 0.3, 0.5, 0.7, 0.9]), (1.0, [0.25, 0.396, 0.5, 0.604, 0.75])]
-)
-def test_small_returns_need_a_small_kappa(kappa: float, expected: list[float]) -> None:
-    """Returns from U(0, 1): their quantiles are the levels; their expectiles e solve τ(1 - e)² = (1 - τ)e²."""
-    target, quantiles = midpoints(1000, T(0.0)), torch.full((5,), 0.5, requires_grad=True)
-    for _ in range(200):
-        losses = QuantileHead(kappa).loss(quantiles[None], target[None], None)
-        (gradient,) = torch.autograd.grad(losses.sum(), quantiles)
-        with torch.no_grad():
-            quantiles -= 0.5 * gradient
-    assert quantiles.tolist() == pytest.approx(expected, abs=0.005)
-
-
-@pytest.mark.parametrize(
-    ("v_min", "v_max", "atoms"), [(0.0, 90.0, 51), (0.0, 90.0, 101), (0.0, 0.3, 51), (-7.0, 0.1, 13)]
-)
+@pytest.mark.parametrize(("v_min", "v_max", "atoms"), [(0.0, 90.0, 51), (-7.0, 0.1, 13)])
 def test_targets_beyond_the_edges_have_a_finite_error(v_min: float, v_max: float, atoms: int) -> None:
     head = CategoricalHead(torch.linspace(v_min, v_max, atoms))
     outputs = torch.zeros(2, atoms)
@@ -191,13 +163,9 @@ def test_the_gradient_of_quantile_huber_is_that_of_its_definition(kappa: float) 
     [
         ([-1.0, -1.0], [0.99, 0.99], (-100.0, 0.0)),  # -1 for ever: -1/(1 - 0.99)
         ([-2.97, -1.0], [0.97, 0.99], (-99.25, 0.0)),  # sums over three and one env steps: -3.97/0.04
-        (
-            [1.0, 5.0, 0.0],
-            [0.5, 0.5, 0.5],
-            (0.0, 5.0),
-        ),  # the mean is 2, which gives 4, and there is a reward of 5
+        # the mean is 2, which gives 4, and there is a reward of 5
+        ([1.0, 5.0, 0.0], [0.5, 0.5, 0.5], (0.0, 5.0)),
         ([0.0, 0.0], [0.99, 0.99], (-1.0, 1.0)),  # nothing is known
-        ([-3.0, 1.0], [0.9, 0.9], (-10.0, 1.0)),
         ([1e37] * 64, [0.99] * 64, (0.0, 1e39)),  # too large for float32
     ],
 )
@@ -216,16 +184,8 @@ def batch_of(reward: Iterable[float]) -> TensorBatch:
     reward = T(list(reward))
     n = len(reward)
     obs, next_obs = ({"obs": torch.rand(n, 1)} for _ in range(2))
-    return TensorBatch(
-        *(
-            obs,
-            torch.randint(9, (n,)),
-            reward,
-            torch.full((n,), 0.9),
-            torch.zeros(n, dtype=torch.bool),
-            next_obs,
-        )
-    )
+    over = torch.zeros(n, dtype=torch.bool)
+    return TensorBatch(obs, torch.randint(9, (n,)), reward, torch.full((n,), 0.9), over, next_obs)
 
 
 def support(agent: NetworkAgent) -> Any:
@@ -285,7 +245,6 @@ def test_until_a_reward_comes_the_value_is_zero_and_what_was_learned_is_not_stre
         ({}, [1.0], [0.0, 10.0]),
         ({"v_min": -5.0}, [1.0], [-5.0, 10.0]),
         ({"v_max": 3.0}, [1.0], [0.0, 3.0]),
-        ({"v_min": -0.1}, [1.0], [-0.1, 10.0]),  # not exact in float32
         ({"v_min": 0.0, "v_max": 9.0}, [1.0], [0.0, 9.0]),
         # estimates like the initial range
         ({}, [1.0, -1.0, 0.0], [-1.0, 1.0]),

@@ -12,7 +12,6 @@ import torch
 
 from border_cli.agents.capture import capture_opt_steps
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config import resources
 from border_cli.config.registry import BUFFERS
 from border_cli.config.resolve import Change, check_changes, inherit, keeps_the_bits
 from border_cli.config.schema import BufferConfig, TrainConfig, TrainerConfig
@@ -23,7 +22,6 @@ from border_cli.run import factories, preflight, run
 from border_cli.run.probes import made_up
 from tests.learners import assert_same_state, config_of, make_learner, spec_of
 from tests.unit.test_capture import record
-from tests.unit.test_resources import SIZES
 
 CPU = torch.device("cpu")
 COLUMNS = [
@@ -135,15 +133,6 @@ def test_only_a_buffer_whose_maker_takes_a_device_can_be_there(
     config = TrainConfig(agent=config_of("dqn"), buffer=BufferConfig(device=device), device="cuda:1")
     assert factories.has_rows_on_gpu(config) is allowed
     assert factories.make_buffer(config, spec_of("dqn")) == expected
-
-
-def test_a_replay_on_the_gpu_takes_no_main_memory() -> None:
-    need = [
-        resources.memory_need(TrainConfig(buffer=BufferConfig(device=where)), SIZES)
-        for where in ("cpu", "cuda")
-    ]
-    assert need[0].pop("replay") == SIZES.replay
-    assert need[0] == need[1]
 
 
 def test_it_may_change_on_resume_and_keeps_the_bits() -> None:

@@ -15,7 +15,7 @@ from border_cli.agents.sac.agent import StateDependentNoise, make_agent, make_po
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.agents.sac.loss import critic_losses, sample_action, smooth_action, soft_target
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
-from border_cli.core.errors import IncompatibleStateError, UsageError
+from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 
 T = torch.tensor
@@ -196,12 +196,6 @@ def test_state_dependent_noise_has_the_standard_deviation_of_its_density() -> No
     std = net(tensors()).std.item()
     assert np.std(drawn) == pytest.approx(std, rel=0.05)
     assert np.mean(drawn) == pytest.approx(0.3, abs=0.05 + 2 * std / 60)
-
-
-def test_discrete_actions_are_refused() -> None:
-    discrete = EnvSpec(spec().obs, ActionSpec("discrete", n=3))
-    with pytest.raises(UsageError, match="agent=td3 needs a continuous action space"):
-        make_agent(small(Td3Config), discrete, 0)
 
 
 def test_a_component_with_equal_bounds_has_no_part_in_densities() -> None:
