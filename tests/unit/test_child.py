@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import gc
 import logging
 import multiprocessing
 import os
-import platform
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -22,16 +19,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from border_cli.core.errors import ResourceError
 from border_cli.runtime import forkserver
-from border_cli.runtime.child import Child, ChildError, describe_exit, output_to, run_in_child
+from border_cli.runtime.child import Child, ChildError, output_to, run_in_child
 from border_cli.runtime.forkserver_process import MOST_OUTPUT
-from border_cli.runtime.worker import MESSAGE_BYTES, Ended, Failed, Reporter, Returned, keep_freed_memory
-from tests import warm
+from border_cli.runtime.worker import MESSAGE_BYTES, Ended, Failed, Reporter, Returned
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.processes import TIMEOUT_S, wait_gone, wait_until
 
@@ -88,11 +83,11 @@ def test_a_child_has_the_variables_and_cpus_of_its_client_at_that_moment(
     monkeypatch.setenv("BORDER_TEST", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     before = dict(os.environ)
-    found = run_in_child(describe_self, ("hello",), TIMEOUT_S)
-    pid = found.pop("pid")
+    of_child = run_in_child(describe_self, ("hello",), TIMEOUT_S)
+    pid = of_child.pop("pid")
     assert pid != os.getpid() and forkserver.pid_gone(pid)
     cpus = os.sched_getaffinity(0)
-    assert found == {
+    assert of_child == {
         "word": "hello", "threads": "1", "devices": "", "variable": "1", "cpus": cpus, "gc": True,
         "name": "describe_self",
     }  # fmt: skip
@@ -108,22 +103,6 @@ def test_a_child_knows_what_the_main_script_defines(tmp_path: Path, monkeypatch:
     assert mark.exists()
     main.__file__ = "<stdin>"  # of a program that was piped into Python
     assert run_in_child(abs, (-1,), TIMEOUT_S) == 1
-
-
-def is_imported(module: str) -> bool:
-    return module in sys.modules
-
-
-def test_the_fork_server_imports_what_later_children_need_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A synchronous run needs no process with a policy; the next one may."""
-    forkserver.end_forkserver()
-    monkeypatch.setattr(forkserver, "_start_server", warm.START_SERVER)
-    monkeypatch.setattr(forkserver, "_preload", ())
-    for module in ("wave", "sched"):
-        assert not run_in_child(is_imported, (module,), TIMEOUT_S)
-        forkserver.start_early((module,))
-        assert run_in_child(is_imported, (module,), TIMEOUT_S)
-    forkserver.end_forkserver()
 
 
 def fail(message: str) -> None:
@@ -170,15 +149,6 @@ def test_f4_a_process_limit_is_reported_as_a_resource_error(monkeypatch: pytest.
     monkeypatch.setattr(forkserver, "start", refuse)
     with pytest.raises(ResourceError, match="Resource temporarily unavailable\nallowed: a smaller n_actors"):
         run_in_child(os.getpid, (), TIMEOUT_S)
-
-
-def test_ends_of_processes_are_described() -> None:
-    assert {code: describe_exit(code) for code in (0, 3, -9, -35)} == {
-        0: "exited with code 0",
-        3: "exited with code 3",
-        -9: "was killed by SIGKILL",
-        -35: "was killed by signal 35",
-    }
 
 
 # -- messages and output -----------------------------------------------------------
@@ -280,14 +250,14 @@ def leave_behind(reporter: Reporter, ends: str) -> None:
 @pytest.mark.parametrize("ends", ["returns", "crashes", "killed"])
 def test_j6_whatever_a_child_has_started_ends_with_it(ends: str) -> None:
     with started(leave_behind, ends) as child:
-        found = list[Any]()
-        wait_until(lambda: found.extend(child.receive()) or found, "the processes")
+        messages = list[Any]()
+        wait_until(lambda: messages.extend(child.receive()) or messages, "the processes")
         if ends == "killed":
-            for pid in found[0]:
+            for pid in messages[0]:
                 os.kill(pid, 0)
             child.kill()
         wait_until(child.exited, "its end")
-        assert [pid for pid in found[0] if not forkserver.pid_gone(pid)] == []
+        assert [pid for pid in messages[0] if not forkserver.pid_gone(pid)] == []
 
 
 def train_like(reporter: Reporter) -> int:
@@ -307,38 +277,8 @@ def send_pid(reporter: Reporter) -> int:
 
 def test_children_of_a_job_end_with_it() -> None:
     job = Child("job", train_like, (), trains=True)
-    found = list[Any]()
-    wait_until(lambda: found.extend(job.receive()) or found, "its child")
+    messages = list[Any]()
+    wait_until(lambda: messages.extend(job.receive()) or messages, "its child")
     os.kill(int(job.pid or 0), signal.SIGKILL)
-    wait_gone(found[0])
+    wait_gone(messages[0])
     job.end()
-
-
-# -- memory ------------------------------------------------------------------------------
-
-
-def page_faults() -> int:
-    """Of 50 opt steps that allocate 8 MiB each."""
-    before = 0
-    for opt_step in range(70):
-        blocks = [np.ones(1 << 17) for _ in range(8)]
-        if opt_step == 20:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        del blocks
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-def page_faults_without_and_with_kept_memory() -> tuple[int, int]:
-    libc = ctypes.CDLL(None)
-    for option in (
-        -1,
-        -3,
-    ):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: small ones return freed memory to the system
-        libc.mallopt(option, 65536)
-    return page_faults(), page_faults() if keep_freed_memory() else 0
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has rules of its own")
-def test_freed_memory_stays_with_the_process_so_that_repeated_allocations_cause_no_page_faults() -> None:
-    before, after = run_in_child(page_faults_without_and_with_kept_memory, (), TIMEOUT_S)
-    assert after < 500 and before > 50 * 500

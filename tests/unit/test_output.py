@@ -188,13 +188,6 @@ def test_frames_replace_each_other_below_the_lines(terminal: Terminal) -> None:
     assert terminal.shown() == ["on stdout", "on stderr", "frame 3"]
 
 
-def test_a_frame_is_removed(terminal: Terminal) -> None:
-    terminal.draw("frame\n")
-    terminal.output.draw(None)
-    terminal.output.stdout.write("the last line\n")
-    assert terminal.shown() == ["the last line"]
-
-
 def test_an_error_while_drawing_is_logged_and_lines_are_still_written(
     terminal: Terminal, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,15 +202,6 @@ def test_an_error_while_drawing_is_logged_and_lines_are_still_written(
     terminal.output.stdout.write("a line\n")
     assert terminal.shown() == ["a line"]
     assert caplog.messages == ["nothing is drawn any more, training continues"]
-
-
-def test_a_terminal_that_does_not_read_blocks_nothing(terminal: Terminal, short_wait: None) -> None:
-    """As after Ctrl-S, or behind a dead connection. Neither lines nor frames wait for it, nor does the end."""
-    for i in range(2000):
-        terminal.output.stdout.write(LINE)
-        terminal.output.draw(lambda text=f"{i} {LINE}": text)  # type: ignore[misc]
-    terminal.output.close()
-    assert terminal.output._thread.is_alive()
 
 
 def test_on_a_terminal_lines_break_between_words_and_commands_stay_whole(

@@ -216,17 +216,6 @@ def test_the_times_of_an_actor_are_those_of_all_its_incarnations() -> None:
     assert (block[0].first_step_ns, block[0].blocked_ns, block[0].dropped) == (1, 3_500_000_000, 7)
 
 
-def test_the_room_of_a_cluster_is_not_lost_to_rounding() -> None:
-    cluster = ray_cluster.Cluster.__new__(ray_cluster.Cluster)
-    nodes = [
-        {"Alive": True, "Resources": {"CPU": 1.0, "GPU": 3.0}},
-        {"Alive": False, "Resources": {"CPU": 9.0}},
-    ]
-    cluster.ray = SimpleNamespace(nodes=lambda: nodes)
-    assert [cluster.capacity({"CPU": need}) for need in (0.1, 0.3, 1, 2)] == [10, 3, 1, 0]
-    assert cluster.capacity({"CPU": 0.1, "GPU": 1.0, "sim": 0}) == 3
-
-
 @pytest.mark.parametrize("address", ["auto", "ray://nowhere:10001"])
 def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     def init(**_: Any) -> None:

@@ -116,20 +116,6 @@ def test_the_end_of_a_run_that_was_stopped_waits_less(
     assert "mine has not ended after 0.5 s and is killed" in caplog.text
 
 
-class Misspelt:
-    def wirte(self, record: Record) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_the_records_of_a_recorder_without_write_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    with nothing_left():
-        recorder = RemoteRecorder("mine", Misspelt, 30.0)
-        recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=0))
-        recorder.close()
-    assert recorder.dropped == 1 and "mine lacks 1 records" in caplog.text
-
-
 def test_a_recorder_learns_whether_the_run_has_failed(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     for error in (ValueError(), Interrupted(ExitCode.SIGTERM)):
