@@ -264,22 +264,6 @@ def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
     assert score == SCORE and regular is not None and math.isnan(regular.returns[0])
 
 
-@pytest.mark.parametrize(
-    ("section", "change"),
-    [
-        ("", {"agent": 1}),
-        ("", {"plugins": [1]}),
-        ("action", {"surplus": 1}),
-    ],
-)
-def test_an_invalid_description_is_refused(tmp_path: Path, section: str, change: dict[str, Any]) -> None:
-    data = json.loads(contents()["model.json"])  # type: ignore[arg-type] # these are bytes
-    sections = {"": data, "obs": data["spec"]["obs"][0], "action": data["spec"]["action"]}
-    sections[section].update(change)
-    with pytest.raises(store.InvalidCheckpointError, match=r"model\.json cannot be read"):
-        read_model(save(tmp_path, **{"model.json": json.dumps(data).encode()}))
-
-
 def test_opt_steps_of_model_and_manifest_must_agree(tmp_path: Path) -> None:
     path = save(tmp_path)
     file = path / "manifest.json"

@@ -243,23 +243,6 @@ def test_the_same_command_finds_its_run_without_changes(words: str) -> None:
     assert resolved(again) == resolved(config(words), **facts)
 
 
-@pytest.mark.parametrize(
-    ("device", "chosen", "expected"),
-    [
-        ("cuda:1", (), ("true", "cuda")),
-        ("cpu", ("buffer.device",), ("auto", "cuda")),
-        ("mps", ("agent.compile",), ("true", "auto")),
-    ],
-)
-def test_what_a_gpu_decided_is_open_again_on_another_device(
-    device: str, chosen: tuple[str, ...], expected: tuple[str, str]
-) -> None:
-    decided = "buffer.device=cuda agent.compile=true"
-    resumed = config(f"device={device} {decided}")
-    reopened = resolve.reopen_for_device(resumed, config(f"device=cuda {decided}"), chosen)
-    assert (reopened.agent.compile, reopened.buffer.device) == expected  # type: ignore[attr-defined]
-
-
 def test_a_schedule_over_a_budget_without_opt_steps_is_refused() -> None:
     with pytest.raises(UsageError, match=r"agent\.lr_schedule=linear ends with the budget"):
         resolved(config(f"{LINEAR} {ONLY_TIME}"))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from border_cli.config.convert import all_keys, known_keys, nearest, nearest_key, to_config, to_plain
+from border_cli.config.convert import all_keys, known_keys, nearest_key, to_config, to_plain
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 
@@ -128,13 +128,6 @@ def test_known_keys_follow_the_chosen_agent_and_null_may_be_auto():
 )
 def test_an_unknown_key_is_refused_with_the_nearest(data, key, match):
     assert refused(data)[:2] == [f"{key}: there is no such key", f"nearest: {match}"]
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"), [("CARTPOL", "cartpole"), ("dnq", "dqn"), ("dqm", "dqn"), ("zzz", None), ("", None)]
-)
-def test_the_nearest_word(word, expected):
-    assert nearest(word, ["acrobot", "cartpole", "dqn", "gym", "hopper", "tqc"]) == expected
 
 
 @pytest.mark.parametrize(

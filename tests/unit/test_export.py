@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from border_cli.agents.dqn.agent import NO_NOISE, DqnPolicy, Noise
-from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, Array, Obs
 from border_cli.export import numpy_policy
@@ -112,14 +110,6 @@ def test_the_copied_policy_needs_neither_torch_nor_border_cli_and_its_readme_say
     )
     subprocess.run([sys.executable, "use.py"], cwd=tmp_path, check=True)
     assert_same(spec, np.load(tmp_path / "actions.npy"), actions_of(policy, spec, stored))
-
-
-def test_the_readme_says_that_evaluations_take_random_actions(tmp_path: Path) -> None:
-    spec = spec_of("vector", "dqn")
-    policy = AGENTS["dqn"].load().make_policy(DqnConfig(hidden=[4], eval_epsilon=0.01), spec, 0)
-    write_policy(policy, spec, tmp_path, "numpy", "title")
-    sentence = "Evaluations of this run take a random action instead with probability 0.01."
-    assert sentence in (tmp_path / "README.md").read_text()
 
 
 def test_an_agent_without_a_function_of_tensors_is_refused(tmp_path: Path) -> None:

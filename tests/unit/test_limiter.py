@@ -163,20 +163,6 @@ def test_a_tolerance_that_could_deadlock_is_refused() -> None:
         RatioLimiter(1.0, 0, 7, None, 4, 2)
 
 
-@settings(max_examples=40, deadline=None)
-@given(interval=st.sampled_from(INTERVALS), **SHAPE)
-def test_all_env_steps_allowed_before_the_first_opt_step_are_taken(
-    interval: float, n: int, envs: int, warmup: int, more: int
-) -> None:
-    """A batch may need every one of these env steps (see `config.validate`)."""
-    tolerance = n * envs + more
-    limiter = RatioLimiter(interval, warmup, tolerance, None, n, envs)
-    actors = Actors(limiter, n)
-    for _ in range(300):
-        actors.act_and_publish(range(n), envs)
-    assert limiter.env_steps == int(warmup + interval + tolerance)
-
-
 @pytest.mark.parametrize(
     ("interval", "tolerance", "n_actors", "opt_steps"),
     [

@@ -18,12 +18,12 @@ import border_cli
 from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import ModelDescription
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import BorderError, NoValidCheckpointError, UsageError
+from border_cli.core.errors import BorderError, UsageError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation
 from border_cli.envs.gym_spaces import env_spec
-from border_cli.run.find import Located, model_directory, parse_checkpoint
+from border_cli.run.find import Located, model_directory
 from border_cli.run.load import LoadedModel
 from tests.trained import DQN, describe, save_best, save_model, save_run
 
@@ -89,16 +89,13 @@ def test_a_checkpoint_and_the_latest_run_can_be_loaded(
 @pytest.mark.parametrize(
     ("space", "obs"),
     [
-        *(
-            (BOX, obs)
-            for obs in (np.zeros(3), np.zeros((0, 4)), np.full(4, np.nan), "text", [[1.0], [2.0, 3.0]])
-        ),
-        *((spaces.Discrete(3, start=5), obs) for obs in (0, 8, 5.5)),
+        *((BOX, obs) for obs in (np.zeros(3), np.full(4, np.nan), "text", [[1.0], [2.0, 3.0]])),
+        *((spaces.Discrete(3, start=5), obs) for obs in (8, 5.5)),
         (spaces.MultiDiscrete([2, 3]), [1, 3]),
         (spaces.MultiBinary(2), [0, 2]),
         (spaces.Box(0, 255, (2,), np.uint8), [0, 300]),
-        *((DICT, obs) for obs in (np.zeros(3), {"a": 1}, {"a": [1, 2], "b": [0.0, 0.0]})),
-        *((TUPLE, obs) for obs in ((1,), 1)),
+        *((DICT, obs) for obs in (np.zeros(3), {"a": 1})),
+        (TUPLE, (1,)),
     ],
     ids=str,
 )
@@ -124,9 +121,9 @@ def test_quantiles_of_the_return_are_available(tmp_path: Path) -> None:
     config = replace(DQN, type="qrdqn", head="quantile", quantiles=7)
     arrays = make_policy(config, CARTPOLE_SPEC, seed=0).model_info().arrays
     model = ModelDescription(asdict(config), asdict(CARTPOLE), CARTPOLE_SPEC)
-    found = border_cli.load(save_best(tmp_path / "qrdqn", arrays, model, SCORE))
-    assert found.quantiles(np.zeros((3, 4))).shape == (3, 2, 7)
-    np.testing.assert_allclose(found.quantiles(np.zeros(4)).mean(-1), found.values(np.zeros(4)), rtol=1e-5)
+    policy = border_cli.load(save_best(tmp_path / "qrdqn", arrays, model, SCORE))
+    assert policy.quantiles(np.zeros((3, 4))).shape == (3, 2, 7)
+    np.testing.assert_allclose(policy.quantiles(np.zeros(4)).mean(-1), policy.values(np.zeros(4)), rtol=1e-5)
     with pytest.raises(ValueError, match="has no quantiles"):
         loaded(tmp_path).quantiles(np.zeros(4))
 
@@ -138,9 +135,9 @@ def test_a_bare_agent_is_saved_and_loaded(tmp_path: Path) -> None:
     agent.load_state(State(agent.state().arrays, {**agent.state().values, "opt_steps": 3}))
     path = border_cli.save_agent(agent, tmp_path / "mine", DQN, CARTPOLE_SPEC)
     other = border_cli.load_agent(path)
-    saved, found = agent.state(), other.state()
-    assert found.values == saved.values and other.opt_steps == 3
-    assert all((found.arrays[name] == array).all() for name, array in saved.arrays.items())
+    saved, loaded_state = agent.state(), other.state()
+    assert loaded_state.values == saved.values and other.opt_steps == 3
+    assert all((loaded_state.arrays[name] == array).all() for name, array in saved.arrays.items())
     agent.eval()
     obs = np.random.default_rng(0).uniform(-1, 1, (20, 4)).astype(np.float32)
     assert border_cli.load(path).sample(obs).tolist() == agent.sample({"obs": obs}).tolist()
@@ -152,7 +149,6 @@ def test_a_bare_agent_is_saved_and_loaded(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"lrr": 1}, "agent.lrr"),
-        ({"lr": "fast"}, "agent.lr"),
         ({"lr": -1.0}, "agent.lr"),
         ({"type": "nowhere"}, "plugins="),
         ({"hidden": [9]}, "weights do not fit"),
@@ -182,19 +178,15 @@ def test_a_plugin_is_imported_for_a_trusted_run_or_if_it_is_named(
     assert border_cli.load(run, trust=True).opt_steps == 3
 
 
-def test_importing_the_package_is_cheap_and_loading_makes_no_environment(tmp_path: Path) -> None:
-    path = save_model(tmp_path, describe(CARTPOLE, CARTPOLE_SPEC), 1)
-    script = f"""
-import sys, border_cli
-print(*sys.modules)
-import numpy
-border_cli.load({str(path)!r}).sample(numpy.zeros(4))
-print(*sys.modules)
-"""
+def test_importing_the_package_is_cheap_and_loading_makes_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import sys, border_cli; print(*sys.modules)"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    package, after_loading = (set(line.split()) for line in answer.stdout.splitlines())
-    assert not package & {"numpy", "torch", "gymnasium", "hydra", "rich", "border_cli.run"}
-    assert "torch" in after_loading and "gymnasium" not in after_loading
+    modules = {"numpy", "torch", "gymnasium", "hydra", "rich", "border_cli.run"}
+    assert not set(answer.stdout.split()) & modules
+    monkeypatch.setattr(gymnasium, "make", None)
+    loaded(tmp_path).sample(np.zeros(4))
 
 
 class Noting:
@@ -262,7 +254,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "checkpoint", "found"),
+    ("name", "checkpoint", "chosen"),
     [
         ("", None, "best"),
         ("", "last", SECOND),
@@ -272,8 +264,10 @@ def run(tmp_path: Path) -> Path:
         (FIRST, None, FIRST),
     ],
 )
-def test_a_run_means_its_chosen_model(run: Path, name: str, checkpoint: str | int | None, found: str) -> None:
-    assert model_directory(run / name, checkpoint) == Located(run / found, run)
+def test_a_run_means_its_chosen_model(
+    run: Path, name: str, checkpoint: str | int | None, chosen: str
+) -> None:
+    assert model_directory(run / name, checkpoint) == Located(run / chosen, run)
     (run / "best").rename(store.aside(run / "best"))  # by a writer that was killed
     assert model_directory(run).path == run / "best"
 
@@ -338,7 +332,6 @@ def test_a_run_with_only_best(tmp_path: Path, checkpoint: str | int, allowed: st
     [
         (None, ["best", SECOND], [FIRST]),
         ("best", ["best"], [SECOND, FIRST]),
-        (100, [FIRST], ["best", SECOND]),
     ],
 )
 def test_the_error_of_a_damaged_model_names_the_others_of_the_run(
@@ -349,22 +342,3 @@ def test_the_error_of_a_damaged_model_names_the_others_of_the_run(
     first, second = refused(run, checkpoint).splitlines()
     assert "/model.json does not verify" in first
     assert second == f"allowed: {', '.join(str(run / name) for name in allowed)}"
-
-
-def test_a_run_without_a_checkpoint_that_verifies_has_no_last_one(run: Path) -> None:
-    for path in (FIRST, SECOND):
-        break_model(run / path)
-    assert "/model.json" in refused(run, "last", NoValidCheckpointError)
-    break_model(run / "best")
-    assert "allowed" not in refused(run, "best", NoValidCheckpointError)
-
-
-@pytest.mark.parametrize(("text", "choice"), [("best", "best"), ("last", "last"), ("1000", 1000)])
-def test_choices_are_parsed(text: str, choice: str | int) -> None:
-    assert parse_checkpoint(text) == choice
-
-
-@pytest.mark.parametrize("text", ["bset", "-1", "1.5", "", "²"])
-def test_invalid_choices_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="allowed: best, last, or an opt step"):
-        parse_checkpoint(text)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium
-import numpy as np
 import pytest
 
 from border_cli.config import registry
@@ -73,13 +72,6 @@ def test_a_registered_environment_is_made_with_its_config_and_kwargs():
     env = config(env={"type": "maze", "width": 5, "kwargs": {"walls": True}}).env
     assert GymEnv(env).spec.action.n == 2
     assert made == [(env, {"walls": True})]
-
-
-def test_a_registered_environment_is_truncated_at_max_episode_steps():
-    env = GymEnv(config(env={"type": "maze", "max_episode_steps": 3}).env)
-    env.reset(0, seed=0)
-    ends = [bool(env.step([0], np.array([t % 2])).truncated[0]) for t in range(3)]
-    assert ends == [False, False, True]
 
 
 @pytest.mark.parametrize("group", registry.IMPORTABLE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
-from border_cli.core.state import MAX_JSON_BYTES, from_json, to_json
+from border_cli.core.state import MAX_JSON_BYTES, from_json
 from border_cli.run.directory import Launch
 from border_cli.run.summary import (
     SUMMARY_FILE,
@@ -148,8 +147,3 @@ def test_numbers_that_are_not_finite_are_null_and_a_large_file_is_not_read(tmp_p
 def test_invalid_json_is_refused(text: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         from_json(text)
-
-
-@pytest.mark.parametrize("value", [2**128 - 1, 1e308, -0.5, 0, None, [1, {"a": "ü"}]])
-def test_valid_json_round_trips(value: object) -> None:
-    assert from_json(to_json(value)) == json.loads(json.dumps(value)) == value

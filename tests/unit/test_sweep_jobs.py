@@ -100,20 +100,6 @@ def test_a_sweep_is_read_as_it_was_saved_and_keeps_what_its_jobs_have_reached(tm
     assert (entry["seed"], entry["best"], entry["env_steps"], entry["run"]) == (1, 8.0, 10, "0")
 
 
-def test_only_what_has_changed_is_appended_to_the_journal(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path, [])
-    jobs = [add(sweep, f"seed={n}") for n in range(3)]
-    for state in ("waiting", "running", "done"):
-        for job in jobs:
-            job.state = state
-            sweep.save(job)
-    sweep.save()
-    lines = read_jsonl(tmp_path / "sweep.jsonl")[1:]
-    assert [(line["number"], line["state"]) for line in lines] == [
-        (n, state) for state in ("waiting", "running", "done") for n in range(3)
-    ]
-
-
 def test_a_torn_last_line_of_a_killed_sweep_is_ignored_and_cut_off(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, [])
     job = add(sweep, "a=1")
@@ -217,19 +203,6 @@ def test_without_a_terminal_a_change_is_a_line(tmp_path: Path, capsys: pytest.Ca
     captured = capsys.readouterr()
     assert captured.out == "job 0 (a=1): done best=8.00 last=4.00 time=0:00:03\n"
     assert captured.err == "job 0: error: no\n"
-
-
-def test_the_table_of_a_tuning_says_at_which_trial_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    sweep, paper = Sweep(tmp_path, []), Paper()
-    job = add(sweep, "+a=1")
-    view = make_sweep_view(cast(Output, paper), sweep, "screen")
-    view.show([(job, JobProgress("waiting", None))], 60.0, "trial 1 of 4")
-    assert "trial 1 of 4   1 job: 1 waiting" in "\n".join(paper.shown())
-    view.close()
-    assert paper.shown() == []
 
 
 def test_a_narrow_terminal_shows_the_settings_of_the_jobs(
