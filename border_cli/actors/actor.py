@@ -1,7 +1,7 @@
 """The loop of an actor: act on credit, hand over chunks, take the newest model between chunks.
 
-What it shares with the learner is an `ActorStatus` (credit, stop, counters, heartbeat), a `Ring` and a `ModelChannel`. They
-work between processes and between threads; on another machine, they are between two threads of
+An actor shares an `ActorStatus` (credit, stop, counters, heartbeat), a `Ring` and a `ModelChannel` with the learner.
+They work between processes and between threads. On another machine they connect two threads of
 `border_cli.actors.ray_actors.RemoteActor`.
 """
 
@@ -40,9 +40,10 @@ class SentState:
 
 
 def wait_until(poll: Callable[[], T], state: ActorState, status: ActorStatus) -> T:
-    """Call `poll` until it returns something true, and return that; in between, sleep until the learner has done something.
+    """Call `poll` until it returns a true value, and return this value. In between, sleep until the learner changes
+    something.
 
-    The status shows `state` meanwhile, with a heartbeat. The time counts as blocked from the first env step on.
+    Meanwhile the status shows `state`, and the heartbeat grows. After the first env step, the time counts as blocked.
     """
     if result := poll():
         return result
@@ -84,7 +85,7 @@ class Actor:
         self._sequence = 0  # of the next chunk
 
     def run(self) -> None:
-        """Act until the learner asks to stop. Everything taken is handed over by then."""
+        """Act until the learner asks to stop, and hand over all env steps that were taken."""
         status = self.status
         status.state = ActorState.ACTING
         while not status.stop_requested:
@@ -119,8 +120,8 @@ class Actor:
         self._pending += taken
 
     def _hand_over(self) -> None:
-        """Hand over what there is, in chunks. A full ring is waited for, also while the run is being stopped: the learner
-        then empties the rings until every actor has left.
+        """Hand over all rows, in chunks. Waits while the ring is full, also when the run is stopping: the learner then
+        empties the rings until every actor has ended.
         """
         processor = self.sampler.processor
         self.status.dropped = self.sampler.dropped

@@ -1,7 +1,7 @@
 """Actors in lockstep, as the learner sees them: rounds of chunks in a fixed order, independent of timing.
 
-Actors wait for the model channel alone: round r needs publication max(r - 1, 1). The number of the newest publication
-therefore tells which rounds may have started, and the actors' saved state is that after the last of these rounds.
+Actors wait only for models: round r needs publication max(r - 1, 1). The number of the newest publication therefore
+shows which rounds may have started. The saved state of the actors is their state after the last of these rounds.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class LockstepSource:
 
     @property
     def model_due(self) -> bool:
-        """Whether the model of the round that was inserted last is still to be published."""
+        """Whether the model that follows the last inserted round has not been published yet."""
         return self._manager.publications < self._next + 1
 
     def collect(self) -> list[Chunk]:
-        """The chunks of the next round in the order of the actors, once all of them are there; else nothing.
+        """The chunks of the next round in the order of the actors; nothing while one of them is missing.
 
         After `stop` there is nothing any more. Raises ActorLostError as `ActorManager.collect`.
         """

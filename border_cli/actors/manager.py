@@ -60,7 +60,7 @@ class ActorManager:
         self._saved: dict[str, Any] = {}  # counts by actor; those of actors that this launch lacks are kept
 
     def start(self, model: ModelInfo, state: State | None = None) -> None:
-        """Start every actor as `begin` does. From a saved state they count on, with new episodes from new seeds."""
+        """Start every actor as `begin` does. From a saved state their counts continue, with new episodes and seeds."""
         self._saved = {} if state is None else dict(state.values)
         stats = [ActorStat(actor) for actor in range(self.n_actors)]
         for actor in range(self.n_actors):
@@ -74,7 +74,7 @@ class ActorManager:
     def begin(
         self, model: ModelInfo, actors: Sequence[tuple[ActorStat, State | None]], published: int = 0
     ) -> None:
-        """Publish the model, and start each actor with its counts, in lockstep from its own state where it has one.
+        """Publish the model, and start each actor with its counts, in lockstep also from its saved state, if any.
 
         published: in lockstep, publications before this one.
         Returns when each actor holds the model or has been lost once, or when the run was asked to stop. Raises
@@ -148,7 +148,7 @@ class ActorManager:
         self.status.wake()
 
     def stop(self) -> list[ActorStat]:
-        """Ask every actor to stop, kill those that have not after stop_timeout_s, and release everything.
+        """Ask every actor to stop, kill those that still run after stop_timeout_s, and release everything.
 
         The rings are emptied meanwhile, so that an actor that waits for room can exit. `collect` returns these chunks.
         """
@@ -216,7 +216,7 @@ class ActorManager:
         return True
 
     def _wait_for_exits(self) -> None:
-        """Collect what the actors hand over until all have exited, and kill those that have not in time."""
+        """Collect what the actors hand over until all have exited, and kill those that are too late."""
         deadline = Deadline(self.config.stop_timeout_s)
         while not deadline.passed and not all(actor.exited() for actor in self.actors):
             for actor in self.actors:

@@ -1,4 +1,4 @@
-"""An actor in a process of its own: what runs in that process, and the learner's handle of it."""
+"""An actor in its own process: what runs in that process, and the learner's handle for it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class ActorHandle(SupervisedProcess):
         return chunks
 
     def stat(self) -> ActorStat:
-        """What has arrived of it, and how it is."""
+        """The counts of what has arrived from the actor, and its state."""
         if self._final is not None:
             return replace(self._final)
         status, state = self._status, self.doing
@@ -207,9 +207,9 @@ def resumed_stat(actor: int, incarnation: int, env_steps: int, episodes: int) ->
 class Link:
     """How a manager reaches its actors. With this one they are processes of this machine.
 
-    handle_class: of the learner's handles · poll_interval_s, poll_share: `collect` also supervises the actors, if this
-    long ago and for at most this share of the learner's time · may_join: whether a run begins with `min_actors`, and the
-    others join when there is room.
+    handle_class: class of the learner's handles · poll_interval_s, poll_share: `collect` also supervises the actors, at
+    most once per interval and for at most this share of the learner's time · may_join: whether a run begins with
+    `min_actors`, and the others join when there is room.
     """
 
     handle_class = ActorHandle
@@ -230,7 +230,7 @@ class Link:
         model: ModelInfo,
         published: int,
     ) -> None:
-        """Take what all actors have in common, and publish the first model.
+        """Store what all actors have in common, and publish the first model.
 
         published: how many earlier launches have published. Raises ResourceError.
         """
@@ -243,7 +243,7 @@ class Link:
         self.models.publish(model)
 
     def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
-        """Receive what actors have sent, waiting no longer than timeout_s for the first of it.
+        """Receive the messages of actors. Waits at most timeout_s for the first one.
 
         needed: whether the run waits for actors that have no place yet.
         """

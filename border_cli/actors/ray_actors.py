@@ -112,7 +112,7 @@ class RemoteActor:
         threading.Thread(target=self._run, args=(setup,), name="actor", daemon=True).start()
 
     def collect(self, orders: Orders, *models: ModelInfo) -> Reply:
-        """Take what the learner tells, and wait for chunks: not long unless the actor acts."""
+        """Apply what the learner sends, and wait for chunks; only briefly if the actor does not act."""
         status = self._status
         with self._changed:
             for model in models:
@@ -154,7 +154,7 @@ class RemoteActor:
             self.send(replace(failure, error=text, context={**failure.context, "node": node}))
 
     def send(self, message: object) -> None:
-        """Let the next reply have this message, or record of a log."""
+        """Put this message, or log record, into the next reply."""
         if isinstance(message, Ready):
             one_torch_thread()  # of the policy, which has imported torch by now
         with self._changed:
@@ -163,7 +163,7 @@ class RemoteActor:
 
 
 class _NotifyingRing(Ring):
-    """A ring between two threads, the reader of which waits for chunks. changed: notified of each."""
+    """A ring between two threads, whose reader waits for chunks. changed: notified of each chunk."""
 
     def __init__(self, columns: tuple[Column, ...], capacity: int, changed: threading.Condition) -> None:
         super().__init__(columns, capacity)
@@ -181,7 +181,7 @@ class _NotifyingRing(Ring):
 class RayChild:
     """A Ray actor in the place of a child process: it has what `SupervisedProcess` uses of a `Child`.
 
-    One call at a time is under way. A new one carries what is new, or comes after a pause.
+    Only one call is open at a time. The next one follows when there is something to tell, or after a pause.
     """
 
     pid = None
@@ -207,7 +207,7 @@ class RayChild:
         self.tell()
 
     def send(self, message: object) -> None:
-        """Ask for the actor's state, which is the only message that there is."""
+        """Ask for the actor's state. There is no other message."""
         del message
         self._wants_state = True
         self.tell()
@@ -260,7 +260,7 @@ class RayChild:
         self._last_told, self._wants_state, self._sent = now, False, newest
 
     def exited(self) -> bool:
-        """Whether the actor has ended, and all that it has sent is here, or is lost."""
+        """Whether the actor has ended, and everything that it sent has arrived or is lost."""
         return bool(self._ended)
 
     @property

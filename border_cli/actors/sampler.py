@@ -31,7 +31,7 @@ class Sampler:
         owner: who acts, for messages.
 
     `dropped` counts the env steps that were left out because a number was not finite; no row and no other count
-    includes them. `exact` tells whether every environment came out of a saved state as it had been.
+    includes them. `exact` says whether every environment was restored exactly from the saved state.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Sampler:
     def begin_from(self, state: State) -> None:
         """Continue from a saved state. Raises ValueError if it does not fit.
 
-        Where an environment does not come back as it was, its episode is cut and a new one starts.
+        If an environment cannot be restored exactly, its episode is cut and a new one starts.
         """
         check_like(saved := section(state, "own"), self._own_state(), f"the sampler of {self._owner}")
         self._episodes, self.dropped = saved.arrays["episodes"].copy(), saved.values["dropped"]
@@ -81,7 +81,7 @@ class Sampler:
             )
 
     def state(self) -> State:
-        """Between two env steps, with no rows left to take. The policy's state is not included."""
+        """The state between two env steps, when no rows are left to take. The policy's state is not included."""
         env = cast(Any, self._env)
         return joined({"env": env.state(), "processor": self.processor.state(), "own": self._own_state()})
 
@@ -195,7 +195,7 @@ class InThreadSource:
         return [True]
 
     def grant(self, credits: Sequence[int]) -> None:
-        """Env steps that may have been taken in all. Raises IncompatibleStateError if more have been taken."""
+        """Set how many env steps may be taken in total. Raises IncompatibleStateError if more have been taken."""
         (self._credit,) = credits
         if self._credit < self._stat.env_steps:
             raise IncompatibleStateError(

@@ -36,7 +36,7 @@ class ActorSpec:
     Args:
         env: makes an Env with actor_id.n_envs environments; in lockstep a ReplayedEnv.
         policy, processor: make these parts for the spaces of the environment.
-        credit: env steps that one actor takes at most before the learner has inserted any; the size of its ring follows.
+        credit: the most env steps that an actor takes before the learner inserts any; determines the size of its ring.
         rounds: of lockstep; None for actors that act on credit.
     """
 
@@ -54,7 +54,7 @@ class ActorSpec:
 
 
 LOCKSTEP_SLOTS = 3
-"""Of the model channel: the learner may publish twice before an actor has read the model of its next round."""
+"""Slots of the model channel: the learner may publish twice before an actor has read the model of its next round."""
 
 
 def model_number(round_: int) -> int:
@@ -183,7 +183,7 @@ class ActorStatus:
             self.changed.set()
 
     def wait(self, seconds: float) -> None:
-        """Sleep until the learner has changed something, and no longer than this."""
+        """Sleep until the learner changes something, but no longer than this."""
         self.changed.wait(seconds)
 
     @property
@@ -211,7 +211,7 @@ class StatusBlock:
         return self._actors[actor]
 
     def grant(self, credits: Sequence[int]) -> None:
-        """Set each actor's credit (env steps in all)."""
+        """Set each actor's credit (total env steps)."""
         for actor, credit in zip(self._actors, credits, strict=True):
             actor.credit = credit
 

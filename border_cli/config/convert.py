@@ -112,7 +112,7 @@ def to_plain(config: TrainConfig) -> dict[str, Any]:
 
 
 def default_values(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema's defaults as plain data; the `type` of each section in `data` decides its keys, where there is such."""
+    """The schema's defaults as plain data; the `type` of each section in `data`, if any, decides its keys."""
     kinds = {"agent": {"type": next(iter(TABLES["agent"]))}}
     for group in TABLES:
         section = data.get(group)
@@ -150,7 +150,7 @@ def known_fields(data: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def known_keys(data: Mapping[str, Any]) -> dict[str, OptionInfo]:
-    """The same with the declaration of each."""
+    """Every dotted key with its `OptionInfo`; `data` as for `known_fields`."""
     return {key: field.metadata["option"] for key, field in known_fields(data).items()}
 
 

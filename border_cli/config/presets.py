@@ -2,7 +2,7 @@
 
 A preset is named `<agent>_<env>`, by the options of these groups; a variant, which is only used when it is typed,
 `<agent>_<env>_<variant>`. The preset of a family of environments, such as dqn_atari, has a pattern in place of the
-environment's id; the others of the family name it in their defaults list, and have what is special to each.
+environment's id. The other presets of the family name it in their defaults list, and contain only what differs.
 """
 
 from __future__ import annotations

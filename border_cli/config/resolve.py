@@ -1,8 +1,8 @@
-"""What a configuration leaves open, `auto` or null, becomes a value here and nowhere else; what a resumed run may change.
+"""Turns what a configuration leaves open, `auto` or null, into values; says what a resumed run may change.
 
 A run stores the result, so its config.yaml has no `auto`, except for `agent.compile` and `threads` of a free-running run,
-which chooses them by timing while it runs. When a run is resumed, `reopen` makes open again what follows from other values,
-which may change then; the rest was decided once for the whole run.
+which chooses them by timing while it runs. When a run is resumed, `reopen` opens values again that follow from other
+values, which may then change. All others were decided once for the whole run.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def trackers(recorder: RecorderConfig) -> list[str]:
 
 
 def reopen(stored: TrainConfig) -> TrainConfig:
-    """The configuration of a run to be resumed: values that equal those that follow from others are left open again."""
+    """The configuration of a run to be resumed, in which values that follow from other values are open again."""
     config = copy.deepcopy(stored)
     trainer = config.trainer
     trainer.ratio_tolerance = None
@@ -123,7 +123,7 @@ def reopen(stored: TrainConfig) -> TrainConfig:
 
 
 def reopen_for_device(config: TrainConfig, stored: TrainConfig, chosen: Collection[str]) -> TrainConfig:
-    """On another kind of device than a stored run had, what was decided for that one is left open again.
+    """If the kind of device differs from the stored run's, open again what was decided for that device.
 
     chosen: keys whose values the user has chosen now; they stay.
     """
@@ -138,7 +138,7 @@ def reopen_for_device(config: TrainConfig, stored: TrainConfig, chosen: Collecti
 
 
 def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
-    """A new configuration with what a stored one has decided once for its run, as far as it is left open here."""
+    """A new configuration whose open values are those that a stored one has decided once for its run."""
     inherited = copy.deepcopy(config)
     for key in (*_DECIDED_ONCE, *(f"buffer.{name}" for name in vars(config.buffer))):
         *group, name = key.split(".")
@@ -167,7 +167,7 @@ def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> Trai
 
 
 def with_trained_agent(config: TrainConfig, overrides: Collection[str]) -> TrainConfig:
-    """With `init_from` no value that is not typed makes the agent act at random at first."""
+    """With `init_from` the agent does not begin with random actions, unless typed values say so."""
     if config.init_from is None:
         return config
     agent = config.agent.trained()
@@ -191,7 +191,7 @@ def threads(config: TrainConfig) -> int:
 
 
 def making_s(config: TrainConfig) -> float:
-    """Limit of making one environment in a child [s]."""
+    """Time limit for making one environment in a child [s]."""
     return max(_MAKING_S, config.actor_manager.start_timeout_s)
 
 
@@ -273,7 +273,7 @@ def keeps_the_bits(change: Change) -> bool:
 
 
 def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
-    """Raise UsageError where one of these would make another run of it. config: that of the run so far."""
+    """Raise UsageError for a change that would turn the run into another one. config: that of the run so far."""
     unsafe = [change for change in wanted if not safe(config, change)]
     if not unsafe:
         return

@@ -23,17 +23,18 @@ ENVS = (1, 2, 4, 8, 16)
 MOST_ON_CLUSTER = 256
 """Actors on a cluster that `auto` may choose. Those for which it has no room wait for nodes."""
 _ACTORS_AHEAD = 1.1
-"""Actors are never equally fast: as in the advice of the live view, they are to carry this much more than the mean."""
+"""Actors are never equally fast: together they are planned for this many times the env steps that the learner needs."""
 _SAME = 0.98
 """More actors or environments must predict a faster run than this share of the fastest."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Speeds of the two sides of a run, each measured alone on this machine.
+    """Speeds of actors and learner, each measured alone on this machine.
 
     acting: env steps/s of one actor, by its number of environments · learning: opt steps/s, sampling included, by the form
-    of the opt step and the number of threads · opt_steps: per second, that the run is taken to reach · form: of these.
+    of the opt step and the number of threads · opt_steps: the opt steps/s expected of the run · form: the form of these
+    opt steps.
     """
 
     acting: Mapping[int, float]
@@ -66,7 +67,7 @@ class Throughput:
 def predict(config: TrainConfig, measured: Measured, cpus: int, ahead: float = 1.0) -> Throughput:
     """Predicted speed of training: that of the slower side of the ratio, or what the CPUs allow.
 
-    A ratio that is not enforced is taken as 1. ahead: how many times as many env steps as needed the actors are to carry.
+    A ratio that is not enforced is taken as 1. ahead: the actors are planned for this many times the env steps needed.
     """
     ratio = config.trainer.opt_interval or 1.0
     opt_s = 1 / measured.opt_steps + LOOP_S
@@ -122,11 +123,11 @@ def up_to(cpus: int) -> tuple[int, ...]:
 def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> tuple[TrainConfig, str]:
     """The configuration with the numbers of actors and environments that were `auto`, and why these, in one line.
 
-    The fewest actors, with the fewest environments, such that the learner does not wait for them, or else the fastest that
-    the CPUs allow: one stays with the learner.
+    These are the fewest actors, with the fewest environments, for which the learner does not wait, or else the fastest
+    choice that the CPUs allow. One CPU is left for the learner.
 
     Args:
-        measured: None where no measurement may or need decide: then the smallest numbers are chosen.
+        measured: None if no measurement is needed or allowed; the smallest numbers are then chosen.
 
     Returns:
         The line is empty where nothing was `auto`.

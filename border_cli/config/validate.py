@@ -1,6 +1,6 @@
-"""Checks over more than one value: each is allowed, and together they make no sense or could never end.
+"""Checks of several values together: each value is allowed, but the combination makes no sense or would never end.
 
-A check that fails names every value it looked at, so that one of them can be changed. Nothing is changed here.
+The error of a check names every value that it used, so that the user can change one of them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
 
 
 def unused(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
-    """The keys without effect by the tables `only_with`, each with the reason, and with what would give it one."""
+    """The keys without effect by the tables `only_with`, each with the reason, and what would give it an effect."""
     values = dotted(to_plain(config))
     for group, section in {"": config, **vars(config)}.items():
         for condition, names in getattr(section, "only_with", {}).items():
@@ -210,7 +210,7 @@ def _device_and_replay(config: TrainConfig) -> None:
 
 
 def _trainer(config: TrainConfig) -> None:
-    """Budgets that end too early or never, and values with which learner and actors would wait for each other."""
+    """Refuse budgets that end too early or never, and values that make learner and actors wait for each other."""
     t, tolerance, episodes = config.trainer, ratio_tolerance(config), config.evaluator.episodes
     needed, first = batch_steps(config), first_opt_step_at(config)
     _refuse(

@@ -29,8 +29,8 @@ class ExitCode(enum.IntEnum):
 class BorderError(Exception):
     """Base of every error with an exit code. Raised as it is for defects.
 
-    problem: what is wrong · nearest: what was probably meant, as it is typed · allowed: in words, or names to choose from;
-    beside a nearest one, a few of them are listed.
+    problem: what is wrong · nearest: what was probably meant, as it is typed · allowed: in words, or a list of names,
+    which is shortened if there is a nearest one.
     """
 
     code: ExitCode = ExitCode.DEFECT
@@ -53,7 +53,7 @@ class UsageError(BorderError):
 
 
 class ResourceError(BorderError):
-    """Memory, disk or descriptors are too small; the message has what is needed and what there is."""
+    """Memory, disk space or descriptors are too few; the message says what is needed and what is free."""
 
     code = ExitCode.RESOURCES
 
@@ -112,7 +112,7 @@ def first_line(error: BaseException) -> str:
 
 
 class OutOfTime(Exception):
-    """An evaluation may not go on: the run has used up `trainer.max_time`."""
+    """An evaluation must end: the run has used up `trainer.max_time`."""
 
 
 class Interrupted(BaseException):

@@ -16,7 +16,7 @@ def count(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A return, a ratio, a loss or a rate, with as many decimals as its size makes worth reading."""
+    """A return, a ratio, a loss or a rate; the smaller it is, the more decimals."""
     if value is None:
         return MISSING
     if not math.isfinite(value):

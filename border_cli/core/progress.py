@@ -60,7 +60,7 @@ class RunResult:
         ended_by: the name of the budget, "stop_return", "sigint", "sigterm" or "error".
         best, last: the evaluation of the best and of the last model on the same episodes; None where there was none.
         start: score of the weights that the run started from, with `init_from`.
-        best_confirmed: whether these were fresh episodes; otherwise the score of the best made it the best.
+        best_confirmed: whether these were fresh episodes. If not, the best model was chosen by this score.
         opt_steps, env_steps, episodes, seconds: totals of training, those of earlier launches included.
         samples_per_opt_step: env steps after the warm-up per opt step; None before the first opt step.
         actors_blocked, learner_blocked: share of this launch that each side waited; None in sync or when unknown.

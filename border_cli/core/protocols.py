@@ -1,4 +1,4 @@
-"""The roles. The training loop uses these only; `border_cli.run.build` alone knows the classes behind them."""
+"""The roles of a run. The training loop uses only these protocols; `border_cli.run.build` knows the classes."""
 
 from __future__ import annotations
 
@@ -211,11 +211,11 @@ class ExperienceSource(Protocol):
     def present(self) -> Sequence[bool]:
         """Which actors can act. `collect` has returned all chunks of an absent one.
 
-        An actor that returns is a new incarnation, and counts on from the env steps that had arrived.
+        An actor that returns is a new incarnation, which continues the count of env steps that had arrived.
         """
 
     def grant(self, credits: Sequence[int]) -> None:
-        """Set the env steps that each actor may have taken in all. A number may fall only for an absent actor."""
+        """Set the total of env steps that each actor may take. A number may fall only for an absent actor."""
 
     def announce(self, env_steps: int) -> None:
         """Publish the global count that exploration follows."""

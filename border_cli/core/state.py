@@ -1,6 +1,6 @@
-"""State: what a part of a run has to save so that an equal part can continue in another process; and saved JSON.
+"""State: what a component of a run saves so that an equal component can continue in another process; and saved JSON.
 
-Every part gives its state in this one form, and a checkpoint stores this form.
+Every component gives its state in this form, and a checkpoint stores this form.
 """
 
 from __future__ import annotations

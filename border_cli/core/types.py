@@ -44,7 +44,7 @@ def item_columns(
 
     action: as stored (see ActionSpec) · reward: float32, sum of γ^k r over these steps, clipped per step if asked ·
     discount: float32, γ^m · terminated: bool, no bootstrapping from the next observation ·
-    n_steps: int32, env steps covered (m), 0 for a final observation · env: int32, environment within its actor ·
+    n_steps: int32, number m of env steps, 0 for a final observation · env: int32, environment within its actor ·
     episode_return, episode_length: float64 and int32, raw, on final rows only (elsewhere 0) ·
     step_in_episode: only where observations are stacks: uint8, rows of its episode before it, at most 255.
     priority: only if asked for: float32, the absolute TD error as the actor knows it, -1 where it does not ·
@@ -103,7 +103,7 @@ class Chunk:
 
     env_steps: env steps the chunk stands for; with n-step that is not its number of rows.
     version: opt step of the model that chose the newest actions in it.
-    sequence: counts the chunks of this incarnation from 0, which shows loss and doubling.
+    sequence: counts the chunks of this incarnation from 0, so that a missing or repeated chunk is noticed.
     """
 
     actor: int
@@ -219,7 +219,7 @@ class ActorStat:
         env_steps, episodes: what has arrived at the learner; in lockstep including rounds that it has not inserted.
         seconds: since its first env step in this launch.
         blocked_seconds: of them, waiting for credit or room.
-        exact: false once an environment of it could not be resumed as it was.
+        exact: false if one of its environments could not be resumed exactly.
         restarts: of its process.
         dropped: env steps of its last incarnation that were left out because a number was not finite.
         env_steps_before: of env_steps, those of earlier launches.
@@ -275,7 +275,7 @@ class Evaluation:
         return f"{format.number(self.mean)} ± {format.number(self.std)}"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; a return that is no finite number is null."""
+        """As JSON values; a return that is not finite is null."""
         returns = [value if math.isfinite(value) else None for value in self.returns]
         return {"opt_steps": self.opt_steps, "returns": returns, "lengths": list(self.lengths)}
 

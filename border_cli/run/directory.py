@@ -52,7 +52,7 @@ class Launch:
 
 
 def env_slug(option: str, env_id: str) -> str:
-    """The environment's part of a directory name: the option, under env=gym the id; `_` stays in an option alone."""
+    """The environment's part of a directory name: the option, or under env=gym the id, with `-` for `_`."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", env_id) if option == "gym" else _plain_name(option)
 
 
@@ -86,7 +86,7 @@ def create_sweep(root: Path = RUNS) -> Path:
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Hold the run's lock. Raises UsageError at once while another process holds it. It ends with the process."""
+    """Hold the run's lock, which ends with the process. Raises UsageError at once while another process holds it."""
     with writing(path := run_dir / LOCK_FILE):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
@@ -114,7 +114,7 @@ _locks = set[int]()
 
 
 def _leave_locks() -> None:
-    """In a process that user code has forked, which would hold the locks longer than the run."""
+    """Close the locks in a process that user code has forked: it would hold them longer than the run."""
     while _locks:
         os.close(_locks.pop())
 
@@ -193,7 +193,7 @@ def code_names(data: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def check_code(data: Mapping[str, Any], typed: Mapping[str, Sequence[str]], trusted: bool) -> None:
-    """Raise UsageError that says what to type, unless all that a configuration names was typed, or is trusted.
+    """Raise UsageError that says what to type, unless all names of a configuration were typed, or are trusted.
 
     data: as for `code_names` · typed: the names in the values that the user typed, by key.
     """
@@ -288,7 +288,7 @@ def shown(path: Path) -> Path:
 
 
 def typed(run_dir: Path, config: TrainConfig) -> str:
-    """A run as it is typed, with what its use needs."""
+    """A run as the user types it, with `trust=true` if it names code."""
     path = shlex.quote(str(shown(run_dir)))
     return f"{path} trust=true" if code_names(to_plain(config)) else path
 

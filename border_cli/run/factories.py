@@ -126,7 +126,7 @@ def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
 
 
 def _step_processor(config: TrainConfig) -> Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None:
-    """What makes the step processor in the place of border-cli's own."""
+    """What makes the step processor instead of border-cli's own; None if nothing replaces that."""
     if config.step_processor is not None:
         make: Callable[..., StepProcessor] = import_path(config.step_processor, "step_processor")
         return make

@@ -1,4 +1,4 @@
-"""From a run to something that acts, `border_cli.load(path).sample(observation)`, and bare agents on the disk.
+"""Loads a model that acts, `border_cli.load(path).sample(observation)`; saves and loads agents without a run.
 
 No environment is built: the spaces are stored as data in each checkpoint.
 """
@@ -55,7 +55,7 @@ class LoadedModel:
         self._stacks: dict[tuple[str, int], Array] = {}
 
     def begin_episode(self, env_ix: int = 0) -> None:
-        """Forget the episode so far: stacked observations, and what the policy carries. Call it after each reset.
+        """Forget the episode so far: stacked observations, and the policy's state. Call it after each reset.
 
         env_ix: the environment, where several take turns (see `sample`).
         """
@@ -75,12 +75,12 @@ class LoadedModel:
         Args:
             obs: one observation as the environment gives it (an array, an int, a dict or a tuple), or a batch: the same
                 with one more dimension in front of each array. If training stacked observations (`env.frame_stack`), a
-                single observation is stacked here with those before it; what has the shape of a stack is one.
+                single observation is stacked here with those before it; an array with the shape of a stack is one.
             action_mask: `info["action_mask"]`, if the environment says in its info which actions are allowed; None: all
                 are. (n,), or (B, n) for a batch.
             deterministic: act as in evaluations; False: explore as at the end of training.
-            env_ix: which environments the observations are of, for what is carried over an episode: one index, or B of
-                them for a batch. By default 0, or 0 to B - 1.
+            env_ix: the environments of the observations, if the model keeps something during an episode: one index, or
+                B of them for a batch. By default 0, or 0 to B - 1.
 
         Returns:
             For a Discrete action space an np.int64, counted from its start, or (B,) int64; for a Box an array, or (B, ...).

@@ -41,9 +41,9 @@ AUTO_S = 0.1
 REPLAY_ROWS = 4096
 """In the replay that the opt steps sample from; fewer if the configuration has fewer."""
 _WARM_UP = 20
-"""Calls before measuring, as the first ones are slow; no more of them than the measurement has time for."""
+"""Calls before a measurement, because the first ones are slow; fewer if the measurement is too short for them."""
 _ROUNDS = 3
-"""Numbers of threads are measured in turn, so that what else the machine does slows down all of them."""
+"""Numbers of threads are measured in turn, so that other load on the machine affects all of them."""
 
 
 def measure(
@@ -57,7 +57,8 @@ def measure(
     """The speeds of both sides with these numbers of environments, `seconds` for each.
 
     Args:
-        compile: compile the opt step if no run has; otherwise a guess stands for one that the run will compile.
+        compile: compile the opt step unless the cache has it; otherwise opt steps that the run will compile are
+            estimated.
 
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
@@ -103,7 +104,7 @@ def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopF
 def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
     """Env steps/s of one actor of each configuration over all of its environments, items included.
 
-    It acts as in most of a run: after random actions at the start, with a model that it was sent.
+    It acts as in most of a run: with a model, after the random actions at the start.
     """
     rates = []
     for config in configs:
@@ -159,7 +160,9 @@ class Learner:
     def compiled_opt_steps(
         self, counts: Sequence[int], seconds: float, only_cached: bool = False
     ) -> dict[int, float]:
-        """As `opt_steps`, when compiled, which is done first if the cache lacks it; empty if that cannot or may not be."""
+        """As `opt_steps`, for compiled opt steps. Compiles first if the cache lacks them; empty if this is not possible
+        or not allowed.
+        """
         c, agent = self._config, self._agent
         if c.device != "cpu" or not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
             return {}
@@ -178,7 +181,7 @@ class Learner:
 
 
 def made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:
-    """N rows of one stream: observations drawn at random where they are fractions, all else 0."""
+    """N rows of one stream: random numbers in observations of floats, all else 0."""
     rng = np.random.default_rng(0)
     items = empty_items(factories.run_columns(config, spec), n)
     for leaf in spec.obs.leaves:

@@ -206,7 +206,7 @@ def weights_directory(config: TrainConfig) -> Path:
 
 
 def with_saved_spec(saved: SavedModel, config: TrainConfig, probed: Probed) -> Probed:
-    """The same with the saved categories, if `env.categories` is `auto`: the first env steps may show others.
+    """The result of the trial, with the saved categories if `env.categories` is `auto`: the trial may show others.
 
     Raises UsageError where the spaces of the weights are not those of the environment.
     """
@@ -226,7 +226,7 @@ def with_saved_spec(saved: SavedModel, config: TrainConfig, probed: Probed) -> P
 
 
 def with_saved_range(saved: SavedModel, config: TrainConfig) -> TrainConfig:
-    """The same with the saved ends of a range of returns that are left open: the saved outputs are for these."""
+    """The configuration with the saved ends of the range of returns where they are left open: the weights belong to it."""
     ends: dict[str, Any] = {
         name: saved.description.agent.get(name)
         for name in ("v_min", "v_max")
@@ -238,7 +238,7 @@ def with_saved_range(saved: SavedModel, config: TrainConfig) -> TrainConfig:
 
 
 def resolved_init_from(config: TrainConfig, spec: EnvSpec, path: Path) -> str:
-    """The directory whose weights a new run takes; a name such as runs/latest may mean another one later.
+    """The directory whose weights a new run takes. A name such as runs/latest may later mean another run.
 
     For a run it is the best model, with the other networks from the checkpoint of its opt step. Where that checkpoint is
     gone, best/ lacks the critics, and the newest checkpoint is taken instead.
@@ -256,7 +256,7 @@ def resolved_init_from(config: TrainConfig, spec: EnvSpec, path: Path) -> str:
 def load_weights(agent: Agent, config: TrainConfig) -> list[str]:
     """Give a new agent the weights of `init_from`.
 
-    Returns the networks that are not there and start new. Raises UsageError for those that do not fit.
+    Returns the networks that `init_from` lacks, which start new. Raises UsageError for those that do not fit.
     """
     path = Path(str(config.init_from))
     saved, fresh = read_model(path), agent.model_info()

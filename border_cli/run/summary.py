@@ -195,7 +195,7 @@ class RunFiles:
         self._write()
 
     def saved(self, opt_steps: int) -> None:
-        """A checkpoint was written. A summary that cannot be written is logged: the checkpoint counts."""
+        """Note a new checkpoint in the summary. If the summary cannot be written, this is logged."""
         if self.loop is None or not self._run_id:
             return
         self._saved = {"opt_steps": opt_steps, "seconds": self.loop.parts.telemetry.seconds}

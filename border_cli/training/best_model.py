@@ -1,9 +1,9 @@
 """The best model of a run: the rules that find it, and the writing of best/ and of the checkpoints.
 
-Every model plays the run's regular episodes, whose seeds never change. The models with the highest scores there are
-candidates. A score that decides is too high by its luck. So when the run ends the candidates play the same fresh
-episodes, the best two play more (sequential halving; Karnin et al., 2013), and the score of the winner comes from others,
-which decide nothing.
+Every model plays the run's regular episodes, whose seeds never change. The models with the highest scores are
+candidates. The highest of several noisy scores is too high on average. So when the run ends, the candidates play the
+same fresh episodes, the best two play more (sequential halving; Karnin et al., 2013), and the score of the winner comes
+from other episodes, which decide nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from border_cli.runtime import seeding
 from border_cli.training.telemetry import Telemetry
 
 CANDIDATES = 5
-"""So many models are candidates for the best."""
+"""Number of candidates for the best model."""
 _FINALISTS = 2
 MAX_FAILURES = 3
 """This many failed saves in a row end the run."""
@@ -50,7 +50,7 @@ class EvalSeeds:
         self.regular = [seeding.integer(seed, seeding.EVALUATION, i) for i in range(episodes)]
 
     def fresh(self, opt_steps: int, number: int) -> list[int]:
-        """Seeds of as many fresh episodes, which depend on an opt step of the run. Those of each number are others."""
+        """Seeds of as many fresh episodes as there are regular ones: other seeds for each opt step and each number."""
         n = len(self.regular)
         episodes = range(number * n, (number + 1) * n)
         return [seeding.integer(self._seed, seeding.CONFIRMATION, opt_steps, i) for i in episodes]
@@ -65,8 +65,8 @@ class Candidate:
 
 
 def with_candidate(candidates: Sequence[Candidate], new: Candidate) -> list[Candidate]:
-    """The candidates after a new model, the highest regular score first. Among equals, the first comes first and the
-    newest others stay.
+    """The candidates with a new model, the highest regular score first. Among equal scores the oldest model comes
+    first, and of the others the newest stay.
     """
     if not math.isfinite(new.regular.mean):
         return list(candidates)
@@ -78,10 +78,10 @@ def with_candidate(candidates: Sequence[Candidate], new: Candidate) -> list[Cand
 
 
 class FreshRounds(NamedTuple):
-    """How often as many fresh episodes as a regular evaluation has are played.
+    """Numbers of rounds of fresh episodes. A round has as many episodes as a regular evaluation.
 
-    candidates: by each candidate · finalists: by each of the best two, after these · scores: by the winner and by the last
-    model, for their scores.
+    candidates: for each candidate · finalists: more rounds for each of the best two · scores: for the winner and for
+    the last model.
     """
 
     candidates: int
@@ -90,9 +90,9 @@ class FreshRounds(NamedTuple):
 
 
 def fresh_rounds(evaluations: int) -> FreshRounds:
-    """The rounds at the end of a run with so many regular evaluations.
+    """The rounds at the end of a run with this number of regular evaluations.
 
-    If they were many, all fresh episodes together are half as many as the regular ones, a third of them for each purpose.
+    After many evaluations, there are half as many fresh episodes as regular ones, a third of them for each purpose.
     """
     third = evaluations // 6
     return FreshRounds(max(1, third // CANDIDATES), third // _FINALISTS, max(1, third // 2))
@@ -124,7 +124,7 @@ def choose(
 
 
 def joined(parts: Sequence[Evaluation]) -> Evaluation:
-    """Evaluations of one model as one."""
+    """Join the evaluations of one model."""
     returns = tuple(value for part in parts for value in part.returns)
     return Evaluation(parts[0].opt_steps, returns, tuple(n for part in parts for n in part.lengths))
 

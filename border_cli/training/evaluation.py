@@ -1,6 +1,6 @@
 """Evaluates models while a run trains, keeps the best ones, and finds out whether the run may end early.
 
-`best_model` has the rules. `EvalManager` has the evaluations made that they need, and applies the results in the order of
+`best_model` has the rules. `EvalManager` runs the evaluations that they need, and applies the results in the order of
 the opt steps.
 """
 
@@ -39,7 +39,7 @@ from border_cli.training.telemetry import Telemetry
 _MAX_JOBS = 2
 """One job runs and one waits."""
 _EXTRA_TIME, _LEAST_EXTRA_S = 0.1, 10.0
-"""What the evaluations after the training may take beyond max_time: a share of it, and at least so many seconds."""
+"""What the evaluations after the training may take beyond max_time: a share of it, but at least this many seconds."""
 _logger = logging.getLogger(__name__)
 
 
@@ -82,8 +82,8 @@ class EvalManager:
 
     Attributes:
         candidates: for the best model, the highest regular score first.
-        best: the score of the best model: until the candidates were compared, its regular evaluation.
-        confirmed: whether they were.
+        best: the score of the best model; its regular evaluation until the candidates were compared.
+        confirmed: whether the candidates were compared.
         last: the newest evaluation of the last model, on the same episodes as `best`.
         good_enough: whether a model surely reaches `stop_return`.
         skipped: models that were due and not evaluated, because a newer one replaced them.
@@ -145,7 +145,7 @@ class EvalManager:
     def evaluate_last(self, model: ModelInfo, env_steps: int) -> None:
         """Evaluate the last model, unless it was submitted before, wait for all results, and compare the candidates.
 
-        With `max_time`, this may take a tenth of it more. What is not evaluated by then is left out.
+        With `max_time`, this may take another tenth of it. What is not evaluated by then is skipped.
         """
         self._last_began = monotonic()
         if self._config.max_time is not None:
@@ -169,7 +169,7 @@ class EvalManager:
 
     @property
     def last_takes_s(self) -> float | None:
-        """Seconds that the evaluation of the last model will still take, as long as the one before; None if unknown."""
+        """Expected seconds of the evaluation of the last model, by the evaluation before it; None if unknown."""
         if self._config.eval_interval is None:
             return 0.0
         return max(0.0, self._took_s - (monotonic() - self._last_began)) if self._took_s else None
@@ -183,7 +183,8 @@ class EvalManager:
     # -- at the end of the run ------------------------------------------------
 
     def _confirm(self, last: ModelInfo) -> None:
-        """Compare the candidates on fresh episodes. The winner and the last model then play others, for their scores.
+        """Compare the candidates on fresh episodes. The winner and the last model then play other episodes, for their
+        scores.
 
         Raises OutOfTime.
         """

@@ -110,7 +110,7 @@ def film_episode(
     max_episode_steps: int,
     should_stop: StopCheck = lambda: False,
 ) -> Evaluation | None:
-    """Film one episode: a frame before each env step, and the last.
+    """Film one episode: a frame before each env step, and one at the end.
 
     env: an `envs.group.GymEnv` that renders `rgb_array`; its first environment is filmed.
 

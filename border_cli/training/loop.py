@@ -79,7 +79,7 @@ class TrainingLoop(ABC):
     def start(self, resumed: RunState | None = None, later_best: Candidate | None = None) -> None:
         """Start the actors, in a resumed run from its saved state. later_best: see `EvalManager.load_state`.
 
-        Raises IncompatibleStateError if the saved state does not fit. Nothing of the run has changed then.
+        Raises IncompatibleStateError if the saved state does not fit. The run is then unchanged.
         """
         p = self.parts
         if resumed is None:
@@ -134,7 +134,7 @@ class TrainingLoop(ABC):
         return p.limiter.may_opt() and len(p.buffer) >= p.batch_size
 
     def tick(self) -> None:
-        """Update the view. Whatever takes long calls this now and then."""
+        """Update the view. Long operations call this regularly."""
         self._show()
 
     def _ended_by(self) -> str | None:
@@ -232,7 +232,7 @@ class TrainingLoop(ABC):
     # -- stages that are due at intervals of opt steps ------------------------------------------------------------
 
     def _run_due(self) -> None:
-        """Run the stages of this opt step. The checkpoint comes last: it contains how much was recorded before it."""
+        """Run the stages of this opt step. The checkpoint comes last: it contains the number of records so far."""
         c = self.config
         intervals = {
             "publish": None if c.lockstep else c.sync_interval,  # by round
@@ -246,7 +246,7 @@ class TrainingLoop(ABC):
         self._run_pending()
 
     def _run_pending(self) -> None:
-        """Run the pending stages. Those that are left when the run ends are run by the launch that resumes it."""
+        """Run the pending stages. If the run ends before all are done, the launch that resumes it runs the rest."""
         p = self.parts
         while self._state.pending and self._ended_by() is None:
             match self._state.pending.pop(0):
@@ -356,7 +356,7 @@ class AsyncTrainer(TrainingLoop):
         self._collect_at_opt_step = 0
 
     def start(self, resumed: RunState | None = None, later_best: Candidate | None = None) -> None:
-        """As `TrainingLoop.start`. The actors have credit then, and act while the evaluator is made."""
+        """As `TrainingLoop.start`, and give credit to the actors: they act while the evaluator is made."""
         super().start(resumed, later_best)
         self.ingest()
 

@@ -20,7 +20,7 @@ _FREE_CREDIT = 1024
 
 
 def most_credit(opt_interval: float | None, tolerance: int, n_actors: int, envs_per_actor: int) -> int:
-    """Unused credit that one actor has at most: its share of the tolerance, in whole steps of its environments."""
+    """The most unused credit that an actor has: its share of the tolerance, in whole steps of its environments."""
     share = _FREE_CREDIT if opt_interval is None else tolerance // n_actors
     return max(share - share % envs_per_actor, envs_per_actor)
 
@@ -106,14 +106,14 @@ class RatioLimiter:
         self._base_env_steps, self._base_opt_steps = base
 
     def warm_up_again(self) -> None:
-        """Count from here as a new run does, warm-up first: the run continues with an empty replay.
+        """Count from here like a new run, with a warm-up first, because the run continues with an empty replay.
 
-        Otherwise the first rows would be followed by all the opt steps that the earlier env steps allow.
+        Otherwise all opt steps that the earlier env steps allow would follow at once, on the first few rows.
         """
         self._base_env_steps, self._base_opt_steps = self.env_steps, self.opt_steps
 
     def set_present(self, present: Sequence[bool]) -> list[int]:
-        """Set which actors are there to act. All that an actor which has left handed over must be inserted before.
+        """Set which actors can act. Before, everything that an absent actor has handed over must be inserted.
 
         Returns:
             The actors that have left since the last call. Their credit falls to what they have used.
@@ -141,7 +141,7 @@ class RatioLimiter:
 
     @property
     def allowed_env_steps(self) -> int:
-        """Env steps that all actors together may have taken in all."""
+        """Total of env steps that all actors together may take."""
         if self._interval is None:
             allowed = _UNLIMITED
         else:
@@ -152,7 +152,7 @@ class RatioLimiter:
     def budget_used(self, may_opt: bool) -> bool:
         """Whether max_env_steps are in the replay and every opt step that they allow is done.
 
-        may_opt: whether one more opt step is possible now. It is the last question, as no more rows arrive.
+        may_opt: whether one more opt step is possible now. If not, none will be, as no more rows arrive.
         """
         is_used = self._max_env_steps is not None and self.env_steps >= self._max_env_steps
         return is_used and (self._interval is None or not may_opt)

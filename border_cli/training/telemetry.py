@@ -22,7 +22,7 @@ _REFRESH_S = 0.25
 _RECENT_EPISODES = 100
 _MEANS = ("train/episode_return", "train/episode_length", "time/opt_ms", "time/collect_ms", "time/save_ms")
 _MAX_LAGS = 2**16
-"""Policy lags kept of one record interval: without records it lasts as long as the run."""
+"""The most policy lags kept in one record interval, which lasts as long as the run if nothing is recorded."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Telemetry:
 
     @property
     def blocked(self) -> tuple[float | None, float | None]:
-        """Shares of the training in this launch that the actors and the learner have waited; None where not known."""
+        """Shares of this launch's training time in which the actors and the learner waited; None if unknown."""
         if self._training is None:
             return None, None
         first, last = self._training
@@ -146,7 +146,7 @@ class Telemetry:
     def evaluation_limit(self) -> int:
         """Env steps at which an evaluation episode is cut: ten times those of the longest episode of training.
 
-        A greedy policy may be stuck where one that explores is not.
+        A greedy policy may get stuck where an exploring policy does not.
         """
         return min(LONGEST_EPISODE, max(_SHORTEST_LIMIT, 10 * self._longest or self.limiter.env_steps))
 
