@@ -1,7 +1,7 @@
 """Agents, buffers, environments, recorders, evaluators and actor managers by the name of their `type`.
 
-A name leads to the config dataclass of its section and to an import path, so reading this table imports neither torch
-nor gymnasium. A package adds its own with `register` when it is imported: by `plugins=[…]`, or as an
+A name leads to the config dataclass of its section and to an import path. Reading this table imports neither torch nor
+gymnasium, and no agent. A package adds its own with `register` when it is imported: by `plugins=[…]`, or as an
 entry point of the group `border_cli.plugins`.
 """
 
@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
-from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.config.schema import (
     ActorManagerConfig,
     BufferConfig,
@@ -26,39 +24,46 @@ from border_cli.config.schema import (
     RecorderConfig,
 )
 from border_cli.core.errors import BorderError, UsageError
-from border_cli.replay.config import PrioritizedConfig
 
 
 @dataclass(frozen=True)
 class Entry:
     """The config dataclass of a section, and the import path `module` or `module:name` of what makes the configured thing.
 
-    The path is empty for what `border_cli.run.build` makes itself.
+    The class may also be an import path. `factory` is empty for what `border_cli.run.build` makes itself.
     """
 
-    config: type
+    config_class: type | str
     factory: str = ""
+
+    @property
+    def config(self) -> type:
+        """The config dataclass."""
+        return import_path(self.config_class) if isinstance(self.config_class, str) else self.config_class
 
     def load(self) -> Any:
         """Import the module, or the object in it. Raises UsageError where it does not exist."""
         return import_path(self.factory)
 
 
-_VALUE_BASED = "border_cli.agents.dqn.agent"
-_ACTOR_CRITIC = "border_cli.agents.sac.agent"
+def _agent(family: str, config: str) -> Entry:
+    package = f"border_cli.agents.{family}"
+    return Entry(f"{package}.config:{config}", f"{package}.agent")
+
+
 AGENTS: dict[str, Entry] = {
-    "dqn": Entry(DqnConfig, _VALUE_BASED),
-    "c51": Entry(C51Config, _VALUE_BASED),
-    "qrdqn": Entry(QrDqnConfig, _VALUE_BASED),
-    "iqn": Entry(IqnConfig, _VALUE_BASED),
-    "rainbow": Entry(RainbowConfig, _VALUE_BASED),
-    "sac": Entry(SacConfig, _ACTOR_CRITIC),
-    "td3": Entry(Td3Config, _ACTOR_CRITIC),
-    "tqc": Entry(TqcConfig, _ACTOR_CRITIC),
+    "dqn": _agent("dqn", "DqnConfig"),
+    "c51": _agent("dqn", "C51Config"),
+    "qrdqn": _agent("dqn", "QrDqnConfig"),
+    "iqn": _agent("dqn", "IqnConfig"),
+    "rainbow": _agent("dqn", "RainbowConfig"),
+    "sac": _agent("sac", "SacConfig"),
+    "td3": _agent("sac", "Td3Config"),
+    "tqc": _agent("sac", "TqcConfig"),
 }
 BUFFERS: dict[str, Entry] = {
     "uniform": Entry(BufferConfig, "border_cli.replay.buffer"),
-    "prioritized": Entry(PrioritizedConfig, "border_cli.replay.buffer"),
+    "prioritized": Entry("border_cli.replay.config:PrioritizedConfig", "border_cli.replay.buffer"),
 }
 ENVS: dict[str, Entry] = {"gym": Entry(EnvConfig)}
 ACTOR_MANAGERS: dict[str, Entry] = {
