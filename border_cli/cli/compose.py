@@ -67,7 +67,7 @@ class Composed:
     context: HydraContext | None
     """None where Hydra calls the job already."""
     run_dir: Path | None
-    """What `hydra.run.dir` was set to on the command line; of a job of a sweep its directory."""
+    """The typed `hydra.run.dir`, or the directory of a job of a sweep."""
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -139,7 +139,7 @@ class Composer:
             _, self._files = loader._parse_overrides_and_create_caching_repo(None, self.search)
 
     def words_for_folders(self, more: Path) -> list[str]:
-        """What a person types to add a folder with group files to those of the user."""
+        """The words that add a folder with group files to those of the user."""
         main, *others = [folder for folder in (self._config_dir, *self._folders, str(more)) if folder]
         return ["--config-dir", main, *([f"{_SEARCH}=[{','.join(others)}]"] if others else [])]
 
@@ -154,8 +154,8 @@ class Composer:
     def merge(self, overrides: Sequence[Override] | None = None) -> DictConfig:
         """What Hydra composes for one job's overrides, its own section included; nothing is checked.
 
-        overrides: by default those of the command line that have a single value. Overrides of Hydra's section that were
-        typed are added: sweepers hand on those of the job alone.
+        overrides: by default those of the command line that have a single value. Typed overrides of Hydra's section are
+        added, because sweepers pass on only those of the job.
         """
         typed = [override for override in self._overrides if not override.is_sweep_override()]
         overrides = typed if overrides is None else overrides

@@ -105,9 +105,9 @@ def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
 def report_error(error: BaseException, argv: Sequence[str]) -> int:
     """Print on stderr what went wrong and return the exit code. An interruption is no error: nothing is printed.
 
-    An error of ours is its message, at most three lines, with its notes last. A defect keeps its traceback for a bug
-    report, and an error of an environment keeps the environment's. SystemExit from inside a run is a defect with any
-    code. argv: the command's; with debug=true every error has its traceback.
+    A BorderError is shown as its message of at most three lines, with its notes last. A defect is shown with its
+    traceback, for a bug report, and an error of an environment with the environment's traceback. SystemExit from inside
+    a run is a defect, whatever its code. argv: the command's; with debug=true every error is shown with its traceback.
     """
     from border_cli.core.errors import ActorLostError, BorderError, ExitCode, Interrupted, notes
     from border_cli.display.output import output, write_line

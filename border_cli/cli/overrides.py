@@ -31,7 +31,7 @@ from border_cli.run.directory import names_in
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse for flags; settings of the form `key=value` are read as values of the configuration are.
+    """argparse for flags. Settings of the form `key=value` are read like values of the configuration.
 
     settings: a dataclass of options, None for a command without settings · overrides: beginnings of the arguments that
     `read_paths` takes for overrides · composes: whether the command composes a configuration, with --config-dir.
@@ -158,7 +158,7 @@ def typed_names(overrides: Sequence[Override]) -> dict[str, list[str]]:
 
 
 def check_interval(override: Override) -> None:
-    """Raise UsageError for an interval where no sweeper draws values from it."""
+    """Raise UsageError for an interval, if no sweeper draws values from it."""
     if override.is_interval_sweep():
         key = override.key_or_group
         raise UsageError(

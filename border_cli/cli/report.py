@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
-    """What a sweep among the paths says of jobs that are not done."""
+    """Lines about the jobs that are not done, of the sweeps among the paths."""
     for path in paths:
         if (path / SWEEP_FILE).is_file():
             sweep = Sweep.read(path)

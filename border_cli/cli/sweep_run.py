@@ -176,7 +176,7 @@ class SweepRun:
         self.say(f"{'continuing' if continued else 'sweep in'} {shown(self.sweep.folder)}")
 
     def add(self, composed: Composed) -> Job:
-        """The job of this configuration, with what earlier launches have made of it."""
+        """The job of this configuration, with the state that earlier launches have left."""
         job = self.sweep.add(composed.overrides, lambda n: composed.place_in_sweep(self.sweep.folder, n))
         self.configs[job.number] = composed
         return job
@@ -205,7 +205,7 @@ class SweepRun:
         return added
 
     def drive(self, source: JobQueue, sample: Composed, n_jobs: int) -> None:
-        """Run the jobs of a source. What one of them needs decides how many run at a time, `n_jobs` at most."""
+        """Run the jobs of a source. The need of one of them decides how many run at a time, at most `n_jobs`."""
         if self.executor is None:
             self.executor = self._make_executor(sample, n_jobs)
             if not self.stop():  # while it measured
@@ -222,7 +222,7 @@ class SweepRun:
             view.close()
 
     def _make_executor(self, composed: Composed, n_jobs: int) -> Executor:
-        """Decide where jobs run and how many at a time, by what one of this configuration needs."""
+        """Decide where jobs run and how many at a time, by the need of a job of this configuration."""
         if self.launcher == "border_ray":
             from border_cli.sweeps.ray_jobs import RayExecutor
 
@@ -269,7 +269,7 @@ class SweepRun:
         self.sweep.save()
 
     def launch(self, batch: Sequence[Sequence[str]]) -> list[tuple[Job, float]]:
-        """Run the jobs that a sweeper of a plugin asks for. Each with its best score, or NaN."""
+        """Run the jobs that a sweeper of a plugin asks for. Returns each with its best score, or NaN."""
         composed = [self.composer.compose(overrides) for overrides in batch]
         jobs = self.run(composed, len(composed))  # later batches may have more left
         if self.stop.code is not None:  # the sweeper would go on
@@ -277,7 +277,7 @@ class SweepRun:
         return [(job, math.nan if job.best is None else job.best) for job in jobs]
 
     def finish(self) -> int:
-        """Print the tables, write the presets. The first exit code but 0 of this launch, or 0."""
+        """Print the tables, write the presets. Returns the first exit code of this launch that is not 0, or 0."""
         every = results(self.sweep)
         best = dict[str, Result]()
         for result in every:
@@ -300,7 +300,7 @@ class SweepRun:
         return next((job.exit_code for job in self.started if job.exit_code), int(otherwise))
 
     def write_preset(self, job: Job, expect: str, name: str) -> str:
-        """Write the configuration of a job as the best preset of its environment. The command that uses it. Raises OSError.
+        """Write the configuration of a job as the best preset of its environment. Returns its command. Raises OSError.
 
         expect: what a run with the preset should reach · name: what distinguishes the configuration.
         """
@@ -328,6 +328,6 @@ class SweepRun:
         return command
 
     def close(self) -> None:
-        """Leave where the jobs ran."""
+        """Release the place where the jobs ran, such as a Ray cluster."""
         if self.executor is not None:
             self.executor.close()

@@ -1,6 +1,7 @@
-"""The command line that somebody who knows another tool meant: `--algo dqn --env CartPole-v1` is agent=dqn env=cartpole.
+"""Translates words of other tools: `--algo dqn --env CartPole-v1` means agent=dqn env=cartpole.
 
-Words of other tools are never taken: the error shows the whole command in ours. other_tools.yaml has the words.
+Such words are always refused; the error shows the whole command in border-train's words. other_tools.yaml has the
+table.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _VALUES = {
     "recorder.wandb": {"true": "online", "false": "none", "disabled": "none"},
     "device": {"gpu": "cuda", "auto": "cpu"},
 }
-"""Values of our settings, as other tools call them."""
+"""Values of border-train's settings, by their names in other tools."""
 _ON_POLICY = "on-policy: border-train has off-policy agents only"
 _ATARI = re.compile(r"(ALE/)?(?P<game>[A-Z]\w*?)(NoFrameskip|Deterministic)?(-v\d+)?")
 
 
 def check_words(argv: Sequence[str], command: str) -> None:
-    """Raise UsageError with the whole command in our words, if some are those of another tool."""
+    """Raise UsageError with the whole command in border-train's words, if some words are another tool's."""
     if {"-h", "--help"} & set(argv):
         return
     translation = _Translation(argv)
@@ -65,7 +66,8 @@ def _by_word() -> dict[str, str]:
 class _Translation:
     """An argument list in our words.
 
-    words: the list · foreign: what is not ours, as typed · left_out: what has no word here, with the reason.
+    words: the list · foreign: the words of other tools, as typed · left_out: what border-train has no word for, with
+    the reason.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:

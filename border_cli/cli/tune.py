@@ -44,7 +44,8 @@ _NEVER_PRUNED = 3
 class Tuning:
     """What is tuned and how.
 
-    largest: a trial with the last or highest value of each key · prunes_from: the opt step from which on it may be pruned.
+    largest: a trial with the last or highest value of each key · prunes_from: the first opt step at which a trial may
+    be pruned.
     """
 
     settings: TuningSettings
@@ -54,7 +55,7 @@ class Tuning:
 
 
 def read_tuning(composer: Composer, argv: Sequence[str]) -> Tuning:
-    """Read a tuning. Raises UsageError for one that cannot begin, before there is a folder for it."""
+    """Read the settings of a tuning. Raises UsageError before there is a folder, if the tuning cannot begin."""
     merged = composer.merge()
     settings = hydra_section(TuningSettings, merged, "sweeper")
     name = settings.space or str(merged.hydra.runtime.choices["agent"])
@@ -113,7 +114,7 @@ def tune(run: SweepRun, tuning: Tuning) -> int:
 
 @dataclass(frozen=True)
 class Space:
-    """What is tuned, and what is not.
+    """The tuned keys, and the fixed overrides.
 
     fixed: overrides with one value, as they are typed, without the seed · seed: that of the first run ·
     distributions: by key · elements: by key, how it is typed, such as `++agent.lr`.
@@ -188,7 +189,7 @@ def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str
 
 
 def default_space(name: str) -> dict[str, str]:
-    """The search space of an agent, or of a file; `base` names one that it adds to. Raises UsageError for none."""
+    """The search space of an agent, or of a file, whose `base` names one that it extends. Raises UsageError."""
     path = Path(name) if name.endswith(".yaml") else conf_dir() / "space" / f"{name}.yaml"
     if not path.is_file():
         options = sorted(file.stem for file in (conf_dir() / "space").glob("*.yaml"))

@@ -51,10 +51,10 @@ def output_to(path: Path) -> Iterator[None]:
 
 
 class Child:
-    """A process that runs `main(reporter, *args)`. Nothing that it does or omits blocks its client.
+    """A process that runs `main(reporter, *args)`. It can never block its client, the process that started it.
 
-    It leads its own process group; what it has started, in whatever session, ends with it, and it ends with its client.
-    What it prints goes to output.log. Signals that stop a run are left to the client.
+    It has its own process group. Processes that it has started end with it, in any session, and it ends with its
+    client. Its output goes to output.log. Signals that stop a run are left to the client.
 
     Args:
         name: of the process, and the prefix of what it logs.
@@ -116,7 +116,7 @@ class Child:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """What becomes readable when it has sent a message, or has started or ended."""
+        """Descriptors that become readable when it has sent a message, has started, or has ended."""
         return self._pipe.fileno(), self._status.fileno()
 
     def send(self, message: object) -> None:
@@ -159,7 +159,7 @@ class Child:
 
     @property
     def last_output(self) -> str:
-        """For messages, once it has ended: a line with the last line that it has printed; empty if there is none."""
+        """For messages after its end: a line that quotes the last line that it printed; empty if there is none."""
         lines = [] if self._ended is None else self._ended.tail.strip().splitlines()
         return f"\nits last output: {lines[-1].strip()}" if lines else ""
 

@@ -1,4 +1,4 @@
-"""The way to the fork server (`border_cli.runtime.forkserver_process`), which is started once and starts every child.
+"""The connection to the fork server (`border_cli.runtime.forkserver_process`), which starts every child.
 
 `start_early` belongs before the learner's own imports: both processes then import torch at the same time.
 """
@@ -57,8 +57,8 @@ _preload: tuple[str, ...] = ()
 
 
 def start_early(preload: Sequence[str] = PRELOAD) -> None:
-    """Start the fork server if it does not run yet, and return at once. It imports these modules too, at the latest for the
-    next child.
+    """Start the fork server if it does not run yet, and return at once. It imports these modules too, before the next
+    child at the latest.
     """
     global _preload
     _preload = tuple(dict.fromkeys((*_preload, *preload)))
@@ -72,7 +72,7 @@ def forkserver_pid() -> int | None:
 
 
 def wake() -> None:
-    """Let the fork server go on, if somebody has stopped it."""
+    """Let the fork server continue, if it was stopped."""
     if (pid := forkserver_pid()) is not None:
         os.kill(pid, signal.SIGCONT)  # it is our child and was not waited for, so the number is its own
 

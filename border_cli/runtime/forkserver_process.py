@@ -1,9 +1,9 @@
 """The fork server: the process that starts every child, and is the parent of all of them.
 
-It has done the heavy imports, so that a child starts in some hundredths of a second. As their parent it alone knows when a
-child has ended, and signals it without ever meaning another process that was given its number. On Linux it also becomes the
-parent of each process whose own parent has ended, in whatever session: what is its child and was not started by it was left
-behind by a child that has ended, and is ended too.
+It has done the heavy imports, so a child starts in some hundredths of a second. As the parent of all children it knows
+when a child has ended, and its signals cannot reach another process that was given the same number. On Linux it also
+becomes the parent of every process below it whose own parent has ended, in any session. Such a process was left behind
+by a child that has ended, and is ended too.
 
 A client, which is a learner or the job of a sweep, has a socket for requests, and one connection for each child: its end
 comes back there, and closing it kills the child, as the death of the client does. The server copies what children print
@@ -40,7 +40,7 @@ MOST_OUTPUT = 1 << 20
 _LEFTOVER_S = 1.0
 """What a child leaves behind gets SIGTERM, and SIGKILL after this time [s]."""
 _REPORT_S = 3.0
-"""The end of a child is reported at the latest after this time, though what it has left behind has not ended [s]."""
+"""The end of a child is reported after this time at the latest, even if processes that it left behind still run [s]."""
 _TAIL = 4000
 _CHUNK = 1 << 16
 
@@ -95,7 +95,7 @@ class _Server:
         self._add_client(client)
 
     def run(self) -> None:
-        """Serve until there is no client, no child and nothing that one has left behind."""
+        """Serve until there is no client, no child, and no process that a child has left behind."""
         while self._clients or self._running or self._ended:
             for key, _ in self._selector.select(0.05 if self._ended else None):
                 if key.fd in self._selector.get_map():
@@ -190,7 +190,7 @@ class _Server:
             os._exit(code)
 
     def _obey(self, pid: int, running: _Running) -> None:
-        """Send a child the signal that its client wants; kill it if the client wants nothing of it any more."""
+        """Send a child the signal that its client asks for; kill it if the client has closed its connection."""
         try:
             number = running.status.recv_bytes()[0] if running.status.poll() else 0
         except (EOFError, OSError):
@@ -243,7 +243,7 @@ class _Server:
                     os.killpg(pid, signal.SIGTERM)
 
     def _end_what_is_left(self) -> None:
-        """End what children have left behind, and report their ends when nothing of it is there any more."""
+        """End what children have left behind, and report the end of a child when none of its processes is left."""
         if not self._ended:
             return
         now = time.monotonic()

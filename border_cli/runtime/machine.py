@@ -1,4 +1,4 @@
-"""What this machine has, and what of it is free: CPUs, GPUs, memory, disk, processes; limits of control groups included."""
+"""CPUs, GPUs, memory, disk and processes of this machine, and how much is free, by control groups too."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def cpus() -> int:
 
 
 def idle_s() -> float:
-    """Seconds that the CPUs which this process may use have been idle, summed."""
+    """Idle time of the CPUs that this process may use, summed [s]."""
     times = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
     return sum(float(cpu.idle) for i, cpu in enumerate(times) if i in usable)

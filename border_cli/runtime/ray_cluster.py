@@ -100,7 +100,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Put the handlers back that Ray replaces: it would end the command at once, without a checkpoint."""
+    """Restore the signal handlers that Ray replaces: its own would end the command at once, without a checkpoint."""
     before = {number: signal.getsignal(number) for number in _HANDLED}
     try:
         yield

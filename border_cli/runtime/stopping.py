@@ -1,4 +1,4 @@
-"""How a run is asked to stop, how long anything waits, and the end of what was started.
+"""How a run is asked to stop, how long something waits, and how started parts are ended.
 
 Signals set flags that everything polls: SIGINT, SIGTERM and SIGHUP stop a run, SIGUSR1 makes it save a checkpoint.
 Deadlines use the monotonic clock, which is the same for every process of the machine.
@@ -24,7 +24,7 @@ _CODES = {
 }
 
 LEFT_TO_CLIENT = (*_CODES, signal.SIGUSR1)
-"""Signals that may reach a whole process group, and that the learner or the sweep alone acts on."""
+"""Signals that may reach a whole process group, but that only the learner or the sweep acts on."""
 _handlers: dict[int, Callable[..., object]] = {}
 
 
@@ -59,7 +59,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """A process started inside blocks these signals until it has set its own handlers."""
+    """A process that is started in this context blocks these signals until it has set its own handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_CLIENT)
     try:
         yield

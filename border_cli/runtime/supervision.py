@@ -24,8 +24,8 @@ _MIN_CHECKS = 4
 class HeartbeatMonitor:
     """Measures how long a counter has stood still.
 
-    Time between two checks counts at most a quarter of the timeout. So a learner that was stopped, perhaps together
-    with the process that it watches, does not take its own pause for a missing heartbeat.
+    The time between two checks counts as at most a quarter of the timeout. So a learner that was stopped, perhaps
+    together with the process that it watches, does not mistake its own pause for a missing heartbeat.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class HeartbeatMonitor:
 
 
 class RestartBudget:
-    """At most `restarts` within any `window_s` seconds, which may be infinite."""
+    """Allows at most `restarts` restarts within any `window_s` seconds, which may be infinite."""
 
     def __init__(self, restarts: int, window_s: float) -> None:
         self._restarts = restarts
@@ -63,7 +63,7 @@ class RestartBudget:
 
 
 def restart_delay_s(number: int, first_s: float) -> float:
-    """Delay before a restart [s]: first_s, doubled for each one before it within the window, at most 30 s."""
+    """Delay before a restart [s]: first_s, doubled for each earlier restart within the window, at most 30 s."""
     return min(MAX_DELAY_S, first_s * 2.0 ** min(number - 1, 60))
 
 

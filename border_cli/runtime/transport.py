@@ -1,8 +1,8 @@
 """What passes between processes through shared memory: chunks to the learner, models to the actors.
 
-A block of memory has no name: it is reached through a descriptor that is handed over while a child is started, and it is
-gone with the last process that holds it, however that process ends. All of it is allocated at once, so that too little
-memory is an error at the start and never a bus error in the middle of a run.
+A block of memory has no name. A child gets its descriptor when it is started. The memory is freed when the last process
+that holds it ends, however it ends. All of it is allocated at once, so too little memory is an error at the start and
+never a bus error in the middle of a run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SharedBlock:
 
 
 class SharedEvent:
-    """What a child sleeps on until its parent sets it: an eventfd, where there are none a pipe. Passed like a block.
+    """An event that a child waits for until its parent sets it: an eventfd, or else a pipe. Passed like a block.
 
     If it is set before the child waits, the child does not sleep. Raises ResourceError.
     passed: in the child, the descriptor that its parent sets.
@@ -100,7 +100,7 @@ class SharedEvent:
         self._poll.register(self._fds[0], select.POLLIN)
 
     def set(self) -> None:
-        """Wake the child, now or at its next wait. Does nothing once it is closed."""
+        """Wake the child, now or at its next wait. Does nothing after `close`."""
         with contextlib.suppress(BlockingIOError):
             for fd in self._fds[-1:]:
                 os.write(fd, _ONE)
@@ -124,7 +124,7 @@ class SharedEvent:
 
 
 def _allocate(size: int) -> int:
-    """Descriptor of `size` bytes that have no name and are really there."""
+    """Descriptor of `size` bytes without a name, all of them allocated."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("border-cli")
     else:
@@ -199,8 +199,9 @@ _HEADER_WORDS = 7
 def ring_rows(credit: int, n_envs: int, columns: Sequence[Column]) -> int:
     """Capacity of the ring of an actor with at most this much unused credit [env steps].
 
-    It is filled while the learner still holds what it has taken before, and an env step may complete two rows: its own and
-    the last observation of its episode. A ring has at most 8 MiB, or two rows; then the actor may wait for room.
+    The actor fills the ring while the learner still holds the chunks that it took before, and an env step may complete
+    two rows: its own and the last observation of its episode. A ring has at most 8 MiB, but room for two rows; a
+    smaller ring than needed makes the actor wait.
     """
     row_bytes = sum(column.row_bytes for column in columns)
     return max(2, min(4 * (credit + n_envs), _MOST_BYTES // row_bytes))
@@ -387,7 +388,7 @@ class ModelChannel:
     def poll(self) -> ModelInfo | None:
         """A copy of the newest model, or None if there is none newer than the last.
 
-        After three copies that the writer overtook it is None as well: the reader keeps what it has.
+        Also None after three copies that the writer overtook: the reader keeps the model that it has.
         """
         for _ in range(3):
             number = self.publications

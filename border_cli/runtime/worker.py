@@ -1,4 +1,4 @@
-"""What a child process does: before any user code runs, and to send messages to its client.
+"""What a child process does before any user code runs, and how it sends messages to its client.
 
 Messages go over the child's pipe in pieces, each small enough for a socket to take as a whole. A client that sees the start
 of a piece never waits for the rest of it, even if the child was stopped or killed meanwhile.
@@ -32,7 +32,7 @@ _OOM_MORE, _OOM_MAX = 300, 1000
 _TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD of glibc's malloc.h
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD
 _MMAP_AT_LEAST = 32 << 20
-"""Blocks from here on, such as a replay's, come from the kernel and go back to it. The most that glibc takes."""
+"""Larger blocks, such as a replay's, come from the kernel and go back to it. The highest value that glibc takes."""
 _KEPT = 256 << 20
 """Freed memory at the end of the heap that is kept."""
 MESSAGE_BYTES = 12_000
@@ -149,7 +149,7 @@ class Reporter:
                 self.pipe.send_bytes((b"." if start + MESSAGE_BYTES >= len(data) else b"-") + piece)
 
     def answer(self, value: Any) -> None:
-        """Send the result of the function, once. What follows, such as closing an environment, is not waited for."""
+        """Send the result of the function, once. The client does not wait for the end of the process."""
         if not self._has_answered:
             self._has_answered = True
             self.send(Returned(value))
@@ -227,7 +227,7 @@ def run(setup: Setup, content: bytes, pipe: int, descriptors: Sequence[int], par
 
 
 def _enter(setup: Setup, parent_pid: int) -> None:
-    """Tie this process to the fork server, and make it like the client in all that user code may see."""
+    """Tie this process to the fork server, and give it the client's settings that user code may see."""
     _set_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
     adopt_orphans()  # what the child starts stays below it until it ends, and then becomes the fork server's
     if os.getppid() != parent_pid:  # it died before the lines above

@@ -103,7 +103,7 @@ class ScreenSweepView(SweepView):
 
 
 def _interest(row: tuple[Job, JobProgress]) -> tuple[int, int]:
-    """Sorts the jobs that are shown first to the front: of those that are done the newest, of the others the oldest."""
+    """A sort key: jobs to show first come first. Of finished jobs these are the newest, of others the oldest."""
     job = row[0]
     return _ORDER.index(job.state), -job.number if job.state == DONE else job.number
 

@@ -44,9 +44,9 @@ class Job:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Read how far the run is from its directory, after its process has ended.
+        """Read the state of the run from its directory, after its process has ended.
 
-        A job that waits although its run has failed was put back, because it had no room beside others.
+        A job that waits although its run has failed was put back because it had no room beside other jobs.
         """
         self.summary = read_or_empty(self.run_dir / SUMMARY_FILE)
         status = self.summary.get("status")
@@ -76,7 +76,7 @@ class Job:
 
     @property
     def progress(self) -> JobProgress:
-        """How far the run is by its directory, for as long as no process says more."""
+        """The progress of the run by its directory, while no process reports more."""
         phase = "starting" if self.state == RUNNING else self.state
         fraction = 1.0 if self.state == DONE else None
         return JobProgress(phase, self.summary.get("seconds"), fraction, last=self.last, best=self.best)
@@ -163,7 +163,7 @@ class Sweep:
         return job
 
     def save(self, *jobs: Job) -> None:
-        """Append what has changed of these jobs, or of all, to the journal. Raises OSError; a later call tries again."""
+        """Append the changes of these jobs, or of all, to the journal. Raises OSError; a later call tries again."""
         entries = {job.number: job.to_json(self.folder) for job in jobs or self.jobs}
         changed = {number: entry for number, entry in entries.items() if self._saved.get(number) != entry}
         head = [] if self._end else [{"sweep_id": self.sweep_id, "argv": self.argv}]

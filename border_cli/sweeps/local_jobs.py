@@ -38,7 +38,7 @@ _SENT_S = 0.25
 IMPORT_BYTES = 640 << 20
 """Memory of one job beside what its plan lists: Python and torch, twice. Measured: 610 MiB, shared pages counted once."""
 _WORTH = 0.15
-"""The last job must find at least this share of the CPUs that it would use: less is not worth the memory."""
+"""The last slot must have at least this share of the CPUs that a job would use: less is not worth the memory."""
 
 
 # -- a job ---------------------------------------------------------------------
@@ -66,14 +66,14 @@ class JobEnd:
 
 
 class JobView(View):
-    """The `View` of a run in a job's process: it sends how far the run is to the sweep."""
+    """The `View` of a run in a job's process: it sends the progress to the sweep."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._due = 0.0
 
     def show(self, progress: Progress) -> None:
-        """Send the progress, unless the last message is young or the sweep does not read."""
+        """Send the progress, unless the last message was just sent or the sweep does not read."""
         if time.monotonic() < self._due or not select.select([], [self._reporter.pipe], [], 0)[1]:
             return
         self._due = time.monotonic() + _SENT_S
@@ -153,8 +153,8 @@ def _run_job(reporter: Reporter, task: Task, run_dir: Path, cpus: int) -> JobEnd
 class LocalExecutor:
     """Runs jobs in processes on this machine, which share its CPUs and GPUs.
 
-    count: jobs at a time · device: of the jobs; cuda alone is any GPU, cuda:1 a certain one · reason: of the number of
-    jobs, in words.
+    count: jobs at a time · device: of the jobs; cuda is any GPU, cuda:1 a certain GPU · reason: why this count, in
+    words.
     """
 
     count: int
@@ -200,9 +200,9 @@ class Need:
 
 
 def measure_need(config: TrainConfig, folder: Path, overrides: Collection[str], cpus: int) -> Need:
-    """What a run needs on so many CPUs, for a child that trains. Takes a few seconds. Raises what `preflight` raises.
+    """What a run needs on this number of CPUs, without evaluations. Called in a child; takes a few seconds.
 
-    Evaluations are not counted: between them nothing waits.
+    Raises what `preflight` raises.
     """
     from border_cli.run import factories, probes
     from border_cli.run.preflight import preflight

@@ -29,7 +29,7 @@ from border_cli.sweeps.jobs import read_head
 from border_cli.sweeps.local_jobs import JobEnd, JobProcess, Task
 
 _POLL_S = 0.5
-"""How long a host waits for a message of its job [s]. A signal may have to wait as long."""
+"""How long a host waits for a message of its job [s]. A signal may be delayed by this time."""
 _LOOK_S = 2.0
 """Time between two looks at the nodes of the cluster [s]."""
 
@@ -148,7 +148,7 @@ class RayJob:
                 self.awaited = self.host.report.remote()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the job. One that waits for its place does not begin when it is asked to stop."""
+        """Send a signal to the job. A job that still waits for its place does not begin after it was asked to stop."""
         if self._is_placed:
             self.host.signal.remote(int(number))
         elif number != signal.SIGUSR1:

@@ -60,15 +60,15 @@ class JobQueue:
 
     @property
     def stage(self) -> str:
-        """How far it is, in words; empty if the states of the jobs say enough."""
+        """The stage of the sweep, in words; empty if the states of the jobs say enough."""
         return ""
 
     def next(self) -> Job | None:
-        """The next job to run; None if there is none now. With no job running either, the sweep ends."""
+        """The next job to run; None if there is none now. The sweep ends if no job is running either."""
         return self._todo.popleft() if self._todo else None
 
     def may_continue(self, job: Job, progress: JobProgress) -> bool:
-        """Whether a running job continues. One that does not is stopped with a checkpoint."""
+        """Whether a running job continues. Otherwise it is stopped with a checkpoint."""
         return True
 
     def ended(self, job: Job) -> None:
@@ -190,7 +190,7 @@ class Scheduler:
             slot.stop()
 
     def _end(self, job: Job, end: JobEnd, source: JobQueue) -> str:
-        """Put a job back whose node was lost, or that had no room; note how every other one ended. Returns its state."""
+        """Put a job back if its node was lost or it had no room; otherwise note how it ended. Returns its state."""
         when, code = "", end.code
         if not self._stop():
             if end.node_lost and self._losses[job.number] < _LOSSES:

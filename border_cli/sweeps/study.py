@@ -92,7 +92,7 @@ def open_study(optuna: Any, folder: Path, settings: TuningSettings, prunes_from:
 
 
 def seed_after(seed: int, n_trials: int) -> int:
-    """The seed of a sampler that begins after so many trials: it must not draw the same values again."""
+    """The seed of a sampler that begins after this number of trials, so that it does not draw the same values again."""
     return int(np.random.SeedSequence((seed, n_trials)).generate_state(1)[0])
 
 

@@ -32,11 +32,12 @@ PRUNED = "pruned"
 _STATES = {"RUNNING": RUNNING, "COMPLETE": DONE, "PRUNED": PRUNED, "FAIL": FAILED}
 """By Optuna's names."""
 _DRAWS, _RANDOM_DRAWS = 5, 100
-"""Draws in a row that may repeat an earlier trial: first of the sampler, which may insist on what it has found best, then
-random ones. After them the search space counts as exhausted."""
+"""Draws in a row that may repeat an earlier trial: first by the sampler, which may repeat its best values, then at
+random. After that the search space counts as exhausted.
+"""
 _EXHAUSTED = "exhausted"
 FRESH_SEEDS = 1_000_000
-"""What is added to the seed of a run where the best trials are confirmed."""
+"""Added to the seed of a run that confirms one of the best trials."""
 
 MakeJob = Callable[[Mapping[str, str], int], Job]
 """(values of keys, what is added to the seed) → the job of such a run."""
@@ -160,7 +161,7 @@ class Tuner(JobQueue):
         return self._is_exhausted or len(self.trials) >= self._settings.n_trials
 
     def _draw(self) -> Trial | None:
-        """A new trial; None if all that is drawn has been tried."""
+        """A new trial; None if all draws repeat earlier trials."""
         sampler = self.study.sampler
         try:
             for i in range(_DRAWS + _RANDOM_DRAWS):
@@ -182,7 +183,7 @@ class Tuner(JobQueue):
         return {key: value_text(params[key], self._space[key]) for key in self._space if key in params}
 
     def _begin(self, trial: Trial) -> None:
-        """Queue the jobs of a trial that an earlier launch has not ended. With values that are not allowed, it fails."""
+        """Queue the jobs of a trial that no earlier launch has completed. It fails if its values are not allowed."""
         try:
             trial.jobs = [self._make_job(trial.params, seed) for seed in range(self._settings.seeds)]
         except UsageError as e:
@@ -277,9 +278,8 @@ class Tuner(JobQueue):
 
     @property
     def winner(self) -> Trial | None:
-        """The trial with the best mean score on fresh seeds. If no confirmation is complete, the first of the ranking.
-
-        None without any, and before the tuning has ended.
+        """The trial with the best mean score on fresh seeds, or the first of the ranking if no confirmation is
+        complete. None without a finished trial, and before the tuning has ended.
         """
         if not self.has_ended:
             return None
@@ -310,7 +310,7 @@ class Tuner(JobQueue):
 
 
 def evaluations_of(job: Job) -> list[tuple[int, float]]:
-    """(opt step, mean return) of each regular evaluation of a run, in order; none of a file that cannot be read."""
+    """(opt step, mean return) of each regular evaluation of a run, in order; nothing if the file cannot be read."""
     records = list[dict[str, Any]]()
     with contextlib.suppress(OSError, ValueError):
         records = read_jsonl(job.run_dir / METRICS_FILE)
@@ -319,8 +319,8 @@ def evaluations_of(job: Job) -> list[tuple[int, float]]:
 
 
 def objective(job: Job, kind: str) -> float | None:
-    """What is maximised, of one run: the score of the "best" model (without one, the highest evaluation), that of the
-    "last" model, or the mean height of the evaluation curve ("area"). None of a run without evaluations.
+    """The objective of one run: the score of the "best" model (without one, the highest evaluation), that of the "last"
+    model, or the mean height of the evaluation curve ("area"). None without evaluations.
     """
     if not (evaluations := evaluations_of(job)):
         return None
