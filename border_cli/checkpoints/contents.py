@@ -230,7 +230,7 @@ def _content(path: Path, files: Mapping[str, bytes], name: str) -> bytes:
 
 @contextlib.contextmanager
 def _reading(path: Path, name: str) -> Iterator[None]:
-    """Name the file whose checksum fits, and whose content is not what it has to be."""
+    """Name the file in the error, if its checksum fits but its content does not."""
     try:
         yield
     except (SafetensorError, KeyError, TypeError, ValueError) as e:

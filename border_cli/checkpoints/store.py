@@ -1,8 +1,8 @@
-"""Checkpoint directories on disk: written whole or not at all, and read only if their checksums fit.
+"""Checkpoint directories on disk: written completely or not at all, and read only if their checksums match.
 
-A directory is written under a temporary name, synced to the disk, read back, and renamed. A directory that already has
-the name is first renamed to its `aside` name, so there are two renames; a reader that looks between them finds the old
-directory aside. At every instant, also after a crash, `name` or its aside verifies if one of them did before.
+A directory is written under a temporary name, synced to the disk, read back, and renamed. An existing directory of this
+name is first renamed to its `aside` name, so there are two renames; between them a reader finds the old directory
+there. At every instant, also after a crash, `name` or its aside verifies if one of them did before.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def _current(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _open_folder(path: Path) -> Iterator[int]:
-    """Descriptor of a folder: it stays the same folder when the path gets another meaning."""
+    """Descriptor of a folder, which stays the same folder if another one takes its path."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor

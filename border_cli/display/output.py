@@ -1,4 +1,4 @@
-"""Standard output and error of a run, written by one thread: a reader that is slow, stops or leaves never stops the run."""
+"""Standard output and error of a run, written by one thread, so that a slow or missing reader never stops the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REDRAW_S = 0.25
 _ROOM = 256 * 1024
 """Characters that may wait for a reader."""
 _LAST_S = 2.0
-"""At the end, the longest wait for a reader [s]."""
+"""How long the end of a run waits for a reader [s]."""
 _ERASE = "\x1b[1A\x1b[2K"
 """Go to the line above, and clear it."""
 
@@ -95,7 +95,7 @@ class Output:
                 self._changed.notify_all()
 
     def put(self, stream: QueuedStream, text: str) -> bool:
-        """Queue the lines that are complete now, or drop them. Returns False after the end, and in a forked process."""
+        """Queue the complete lines, or drop them if there is no room. Returns False after the end, or after a fork."""
         if self._pid != os.getpid():
             return False
         with self._changed:
@@ -115,7 +115,7 @@ class Output:
         return True
 
     def close(self) -> None:
-        """Wait _LAST_S seconds at most until all is written. From then on, the streams write by themselves."""
+        """Wait at most _LAST_S seconds until all is written. After that, the streams write without the thread."""
         with self._changed:
             self._pid = None
             self._changed.notify_all()
@@ -154,8 +154,8 @@ class Output:
 class QueuedStream(io.TextIOBase):
     """A text stream whose lines an Output writes; the rest of a line waits until it is complete.
 
-    They go straight to the descriptor: a thread that blocks in Python's own buffer would keep the process from ending. A
-    stream that is no file, such as that of a notebook, is written to as it is.
+    Lines go straight to the descriptor, because a thread that blocks in Python's own buffer would keep the process from
+    ending. A stream without a descriptor, such as a notebook's, is written to as usual.
     """
 
     def __init__(self, output: Output, stream: IO[str]) -> None:

@@ -56,7 +56,7 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
 
 
 def _fit(table: Table, width: int) -> None:
-    """Where a table is too wide, labels in its first column wrap. No word is broken that is at most a quarter as wide."""
+    """If a table is too wide, wrap labels in its first column, but no word of up to a quarter of the width."""
     texts = [[cell.plain for cell in column.cells if isinstance(cell, Text)] for column in table.columns]
     excess = Console(width=_PLAIN_WIDTH).measure(table).maximum - width
     if excess <= 0 or not any(" " in label for label in texts[0]):
@@ -89,7 +89,7 @@ def print_lines(console: Console, *lines: tuple[str, str]) -> None:
 
 
 def named_line(line: tuple[str, str]) -> str:
-    """A text with its name in front; empty without a text."""
+    """A text with its name in front; empty if the text is empty."""
     name, text = line
     return f"{name:<8} {text}" if name and text else text
 
@@ -112,7 +112,8 @@ def banner(
     resumed: str = "",
     decided: str = "",
 ) -> list[tuple[str, str]]:
-    """What runs, with which values, and what it takes of this machine: lines with a name, for `print_lines`.
+    """The banner as lines with names, for `print_lines`: what runs, with which values, and what it needs of this
+    machine.
 
     Args:
         typed: overrides by key, groups included, which are shown as they are.
@@ -151,7 +152,7 @@ def title(config: TrainConfig) -> str:
 
 
 def preset_note(config: TrainConfig) -> str:
-    """The preset in use, that there would be one for this environment id, or that there is none."""
+    """A line that names the preset in use, or one that exists for this environment id, or says that there is none."""
     preset = config.preset
     if preset.name and preset.name != presets.NONE:
         return f"{preset.name}: {preset.expect}" if preset.expect else preset.name

@@ -69,11 +69,11 @@ def first_to_end(p: Progress) -> Budget | None:
 
 
 WAITS = 0.2
-"""Share of blocked time from which on a side counts as waiting; less is noise of chunks and scheduling."""
+"""A side counts as waiting from this share of blocked time on; less is noise of chunks and scheduling."""
 _HEADROOM = 1.1
-"""Actors are never equally fast: a suggested number of them carries this much more than the mean asks for."""
+"""Actors are never equally fast: a suggested number of actors has this factor in reserve."""
 _FURTHEST = 4
-"""A measurement is not trusted to say more than this many times the present number of actors."""
+"""The most that is suggested: this many times the present number of actors."""
 
 
 _PHASES = {
@@ -104,7 +104,7 @@ def advice(p: Progress, cores: int | None = None) -> str:
 
 
 def _slower_side(p: Progress, actors: float, learner: float, cores: int | None) -> str:
-    """Which side limits the other, from the share of time that each is blocked, and what would help."""
+    """Which side limits the other, by the share of time that each is blocked, and what would help."""
     actors_wait, learner_waits = (f"{format.share(share)} of the time" for share in (actors, learner))
     if actors < WAITS and learner < WAITS:
         return (
@@ -253,7 +253,7 @@ def terminal_text(console: Console, *renderables: RenderableType) -> str:
 
 
 class ScreenView(View):
-    """A `View` that has a frame drawn in place and prints messages above it. `close` leaves the last frame where it is.
+    """A `View` with a frame that is redrawn in place, below its messages. `close` leaves the last frame on the screen.
 
     cores: processor cores, for the advice.
     """
@@ -266,7 +266,7 @@ class ScreenView(View):
         self._latest: Progress | None = None
 
     def show(self, progress: Progress) -> None:
-        """Have this drawn, and what becomes of it."""
+        """Draw this progress from now on, with its later changes."""
         self._latest = progress
         self._output.draw(self._text)
 
@@ -307,17 +307,17 @@ class PlainView(View, Recorder):
         self._due = now()  # the first `show` prints, so that the start of the run is visible
 
     def show(self, progress: Progress) -> None:
-        """A line on where the run stands, if nothing was printed for SILENCE_S."""
+        """Print a line with the progress, if nothing was printed for SILENCE_S."""
         self._progress = progress
         if self._now() >= self._due:
             self._line(progress.seconds, progress.opt_steps, progress.env_steps)
 
     def note(self, message: str) -> None:
-        """The message, each of its lines as one."""
+        """Print each line of the message."""
         self._write(message)
 
     def write(self, record: Record) -> None:
-        """A line on where the run stood when the record was taken, with its loss."""
+        """Print a line with the progress when the record was taken, and its loss."""
         self._line(record.time, record.opt_steps, record.env_steps, record.values.get("agent/loss"))
 
     def _line(self, seconds: float, opt_steps: int, env_steps: int, loss: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Checks of what environments give: shapes, dtypes, bounds, finite numbers, and the form of their results."""
+"""Checks of what environments return: shapes, dtypes, bounds, finite numbers, and the form of the results."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, encode
 
 _MAX_REWARD = 1e30
-"""A larger one counts as infinite: n-step sums, in float32, stay finite."""
+"""A larger reward counts as infinite, so that n-step sums in float32 stay finite."""
 _FIRST_OBSERVATIONS, _CHECK_INTERVAL = 100, 1000
 _MAX_DROPS_IN_A_ROW = 100
 _LEAST_CHANGE = 1e-3
-"""Smaller changes of a number that float32 does not show are taken for noise."""
+"""Smaller changes that float32 does not show count as noise."""
 _logger = logging.getLogger(__name__)
 
 
 class EnvDataError(Exception):
-    """Environment `env_ix` of a group gave something that its spaces do not allow, or a number that is not finite."""
+    """Environment `env_ix` of a group returned something outside its spaces, or a number that is not finite."""
 
     def __init__(self, message: str, env_ix: int = 0) -> None:
         super().__init__(message)
@@ -29,15 +29,15 @@ class EnvDataError(Exception):
 
 
 class EnvApiError(EnvDataError):
-    """An environment gave a result that is not of the form that gymnasium's API asks for."""
+    """The result of an environment does not have the form of gymnasium's API."""
 
 
 class EnvChecker:
     """Checks and stores the observations of a group of environments of one kind, and counts their env steps.
 
-    Shapes and dtypes are always checked. Bounds are checked in the first 100 observations of each environment and then in
-    every 1000th; the first value outside is a warning. It is always an error where storing would change the value, or where
-    it names a category that does not exist.
+    Shapes and dtypes are always checked. Bounds are checked in the first 100 observations of each environment and then
+    in every 1000th; the first value outside gives a warning. A value outside is always an error if storing would change
+    it, or if it names a category that does not exist.
 
     Args:
         space: gymnasium's space of the observations.
@@ -176,7 +176,7 @@ class EnvChecker:
 
 
 class _LeafChecker:
-    """Checks one leaf of the observations. always: bounds are checked in each of them, and a value outside is an error."""
+    """Checks one leaf of the observations. always: every observation must be within the bounds."""
 
     def __init__(self, spec: ObsLeaf, space: Any) -> None:
         for key in spec.path:
@@ -210,7 +210,7 @@ class _LeafChecker:
     def stored(self, observation: Any, check_bounds: bool) -> Array:
         """The value of the leaf in an observation, as stored. Raises EnvDataError.
 
-        check_bounds: check bounds also where a value outside can be stored.
+        check_bounds: check bounds even if a value outside can be stored.
         """
         spec = self.spec
         try:
@@ -256,7 +256,7 @@ class _LeafChecker:
             self._rounded = False
 
     def _check_categories(self, value: Array) -> None:
-        """Warn once of a value that the coding by `env.categories` does not know."""
+        """Warn once about a value that the coding by `env.categories` does not know."""
         by_channel = np.moveaxis(value, self.spec.channel_axis, -1)
         unknown = np.argwhere(by_channel >= np.array(self.spec.categories))
         if len(unknown):

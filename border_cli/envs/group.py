@@ -57,10 +57,11 @@ def settings_restored() -> Iterator[None]:
 
 
 class GymEnv:
-    """Environments of one kind. Implements `core.protocols.Env`; what they give passes an `EnvChecker`.
+    """Environments of one kind. Implements `core.protocols.Env`; an `EnvChecker` checks what they return.
 
-    Nothing resets by itself: an environment whose episode has ended waits until `reset` is called for it. What one raises,
-    SystemExit included, becomes ActorLostError, whose context says where it happened; a BorderError stays what it is.
+    Nothing resets by itself: an environment whose episode has ended waits until `reset` is called for it. An exception
+    of an environment, SystemExit included, becomes ActorLostError, whose context says where it happened; a BorderError
+    stays as it is.
 
     Args:
         config: how to make one environment.
@@ -68,8 +69,8 @@ class GymEnv:
         owner: who acts in them, for messages.
         render_mode: as gymnasium's.
         tick: called after each environment is made, because making many can take long.
-        native: they are Atari games that run at the same time, in ALE's own threads.
-        quiet: ignore warnings while they are made, because `try_env` has printed them.
+        native: Atari games that run at the same time, in ALE's own threads.
+        quiet: ignore warnings while environments are made, because `try_env` has printed them.
 
     Attributes:
         info_mask: shape of info["action_mask"] at the last reset; None without one.
@@ -218,7 +219,7 @@ class GymEnv:
 
 
 def evaluation_envs(config: EnvConfig, n_envs: int, **options: Any) -> GymEnv:
-    """Environments of an evaluation: one, where a process can have no second one, as with some emulators."""
+    """Environments of an evaluation; only one if a process cannot have more, as with some emulators."""
     try:
         return GymEnv(config, n_envs, "the evaluation", **options)
     except ActorLostError as e:
@@ -235,7 +236,7 @@ def mask_root(config: EnvConfig) -> tuple[str, ...]:
 
 
 def spec_of(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
-    """Its spaces, as the keys of `env` select and code them."""
+    """The spaces of an environment, as the keys of `env` select and code them."""
     spaces = env.observation_space, env.action_space
     return env_spec(*spaces, stack_size(env), config.categories, mask_root(config), config.obs_keys)
 
@@ -243,10 +244,10 @@ def spec_of(env: gymnasium.Env[Any, Any], config: EnvConfig) -> EnvSpec:
 class ReplayedEnv(GymEnv):
     """Environments that can be resumed in the middle of an episode.
 
-    The state is the seed and the actions of each unfinished episode. An environment that draws random numbers from its own
-    generator alone reaches the same point again with them; a hash of the current observation shows whether it did. Every
-    reset needs a seed, because otherwise an episode would depend on all earlier ones. An episode of more than MOST_REPLAYED
-    env steps is not resumed: its actions would fill memory and every checkpoint.
+    The state is the seed and the actions of each unfinished episode. With these, an environment that draws random
+    numbers only from its own generator reaches the same point again; a hash of the current observation shows whether it
+    did. Every reset needs a seed, because otherwise an episode would depend on all earlier ones. An episode of more
+    than MOST_REPLAYED env steps is not resumed: its actions would fill memory and every checkpoint.
     """
 
     def __init__(self, config: EnvConfig, n_envs: int = 1, owner: str = "", **options: Any) -> None:

@@ -18,9 +18,9 @@ from border_cli.envs.make import MAX_COMBINATIONS, component_sizes
 OBSERVATIONS = "Box of any dtype, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 ACTIONS = "Discrete, and Box with finite bounds"
 CAMERA_SIDE = 36
-"""An image whose shorter side has at least so many pixels is one of a camera, not a grid of categories."""
+"""An image whose shorter side has at least this many pixels comes from a camera and is no grid of categories."""
 _MAX_BOUND = 1e9
-"""Of an action; larger ones stand for "no bound", such as the greatest number of a dtype."""
+"""Largest bound of an action; larger ones mean "no bound", such as the greatest number of a dtype."""
 _Path = tuple[str | int, ...]
 
 
@@ -98,7 +98,7 @@ def part_name(path: Sequence[str | int], root: Sequence[str | int] = ()) -> str:
 
 
 def may_hold_categories(leaf: ObsLeaf) -> bool:
-    """Whether a leaf is an integer image so small that its values may be categories; larger ones are of a camera."""
+    """Whether a leaf is an integer image so small that its values may be categories."""
     if leaf.kind != "box" or leaf.dtype != "uint8" or len(leaf.row_shape) != 3 or (leaf.high or 0) <= 1:
         return False
     sides = np.delete(leaf.row_shape, leaf.channel_axis)

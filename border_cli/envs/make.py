@@ -197,7 +197,7 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
 
 
 def _registered(env_id: str, imports: Sequence[str]) -> str:
-    """Which module registers ids, which id is like this one, or which ones the imported packages have registered."""
+    """A hint for an unknown id: the module that registers it, a similar id, or the ids of the imported packages."""
     packages = {re.split("[.:/]", name)[0] for name in (*imports, env_id)} - {"", "gymnasium", "__main__"}
     brought = [
         name
@@ -284,7 +284,7 @@ def int_actions(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 def bound_actions(
     env: gymnasium.Env[Any, Any], low: float | Sequence[float], high: float | Sequence[float]
 ) -> gymnasium.Env[Any, Any]:
-    """Give a Box of actions without finite bounds these: one number for all components, or one for each."""
+    """Give finite bounds to a Box of actions: one number for all components, or one for each."""
     shape, dtype = env.action_space.shape, env.action_space.dtype
     bounds = [np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (low, high)]
     return gymnasium.wrappers.TransformAction(env, lambda action: action, spaces.Box(*bounds, dtype=dtype))
@@ -294,7 +294,7 @@ class CopiedObservation(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: i
     """Copies each observation, for a wrapper that keeps some while the environment changes its own array in place."""
 
     def __getattr__(self, name: str) -> Any:
-        """As if the wrapper around it had the environment itself."""
+        """Attributes of the environment, as if this wrapper were not there."""
         return getattr(self.__dict__["env"], name)
 
     def observation(self, observation: Any) -> Any:

@@ -25,9 +25,9 @@ from border_cli.envs.make import check_statistics
 from border_cli.runtime.stopping import Deadline
 
 _SHOWN_ENV_STEPS, _SHOWN_EPISODE = 500, 50
-"""Random env steps whose images show whether they hold categories, and of one episode at most."""
+"""Random env steps that show whether images hold categories: in total, and at most in one episode."""
 _SHOWN_S = 60.0
-"""Time for them; a slow environment shows fewer."""
+"""Time limit for these env steps: a slow environment takes fewer."""
 _QUICKLY_S = 5.0
 """An environment that takes longer to make, or that starts a process, is not made a second time to be compared."""
 _MAX_CATEGORIES = 32
@@ -41,7 +41,7 @@ _API = (
 
 @dataclass(frozen=True)
 class Probed:
-    """What a trial has found out about an environment.
+    """The result of the trial of an environment.
 
     spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs · warnings: first
     lines of those that it gave.
@@ -56,7 +56,7 @@ class Probed:
 def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
     """Make one environment, reset it and step it. Raises UsageError if it does not work.
 
-    at_end: gets what closes the environment, which may take long; by default it is closed here.
+    at_end: gets the function that closes the environment, which may take long; by default it is called here.
     """
     with ExitStack() as here, warnings.catch_warnings(record=True) as caught:
         probed = _try(config, at_end or here)
@@ -101,7 +101,7 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
 
 
 def _compare(first: Step, config: EnvConfig, at_end: ExitStack) -> None:
-    """Warn where another environment that is made alike differs after the same seed and action."""
+    """Warn if a second environment, made in the same way, differs after the same seed and action."""
     with contextlib.suppress(ActorLostError):
         other = GymEnv(config)
         at_end.callback(other.close)
@@ -121,7 +121,7 @@ def _compare(first: Step, config: EnvConfig, at_end: ExitStack) -> None:
 
 
 def _refusal(error: ActorLostError, env: GymEnv | None) -> UsageError:
-    """What the environment did wrong, in the words of gymnasium's API where that is what it does not follow."""
+    """What the environment did wrong, in the words of gymnasium's API if it does not follow that."""
     cause = error.__cause__
     mistake = str(cause) if isinstance(cause, EnvApiError) else ""
     if env is not None and not mistake:  # wrappers raise errors of their own
@@ -157,7 +157,8 @@ def _api_mistake(env: Any) -> str:
 def _find_categories(env: GymEnv, config: EnvConfig) -> dict[str, list[int]]:
     """The categories of each channel of the images that hold few, small values in the first random env steps.
 
-    An environment that raises in one of them is not refused: a run restarts it. Then the env steps before are what counts.
+    An environment that raises in one of them is not refused, because a run restarts it; the env steps before then
+    count.
     """
     images = {leaf.name: leaf for leaf in env.spec.obs.leaves if may_hold_categories(leaf)}
     greatest = {name: np.zeros(leaf.shape[leaf.channel_axis], np.int64) for name, leaf in images.items()}

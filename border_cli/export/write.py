@@ -62,7 +62,7 @@ class ExportedPolicy(nn.Module):
 
 
 def _decides(kind: type[NetworkPolicy]) -> bool:
-    """Whether `decide` is what the policy does: no subclass of the class that defines it has its own way of acting."""
+    """Whether the policy acts by `decide`: no subclass of the class that defines it acts in another way."""
     owner = next(base for base in kind.__mro__ if "decide" in vars(base))
     derived = kind.__mro__[: kind.__mro__.index(owner)]
     ways = ("sample", "_exploit", "action_values", "begin_episode")
@@ -70,7 +70,7 @@ def _decides(kind: type[NetworkPolicy]) -> bool:
 
 
 def inner_bounds(action: ActionSpec) -> tuple[Array, Array]:
-    """(d,) float32 bounds of an action that lie in its space, though a float64 bound may lie between two of float32."""
+    """(d,) float32 bounds of an action, rounded into its space if float32 lacks a bound."""
     low, high = np.asarray(action.low, np.float64), np.asarray(action.high, np.float64)
     inner_low, inner_high = low.astype(np.float32), high.astype(np.float32)
     inner_low = np.where(inner_low < low, np.nextafter(inner_low, np.float32(np.inf)), inner_low)

@@ -12,7 +12,7 @@ from border_cli.runtime.stopping import run_all
 
 
 class BufferedRecorder(Recorder):
-    """Keeps every record in memory, oldest first, as copies that later changes of a record do not reach."""
+    """Keeps a copy of every record in memory, oldest first."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -27,7 +27,7 @@ class BufferedRecorder(Recorder):
 
 
 class RecorderGroup(Recorder):
-    """Passes each record to all recorders; an error of one of them is raised after all the others had their turn."""
+    """Passes each record to all recorders; an error of one of them is raised after all others were called."""
 
     def __init__(self, recorders: Sequence[Recorder]) -> None:
         self._recorders = tuple(recorders)

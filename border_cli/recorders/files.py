@@ -59,8 +59,8 @@ class AppendedFile:
 class FileRecorder(Recorder, ABC):
     """Appends records to a file. A record is in the file when `write` returns.
 
-    While the disk takes no more, training continues without the records that could not be written: `dropped` counts
-    them, and a single warning names the cause.
+    If the disk is full, training continues without the records that could not be written: `dropped` counts them, and
+    one warning names the cause.
 
     Args:
         keep: lines of earlier launches that stay; the first `write` cuts off what follows them.
@@ -144,7 +144,7 @@ class CsvRecorder(FileRecorder):
 
 
 def read_jsonl(path: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """All records of a file, or its first `most`, oldest first. A last line without its end is torn: left out.
+    """All records of a file, or its first `most`, oldest first. An incomplete last line is left out.
 
     Raises OSError, and ValueError for a line that is no object.
     """
@@ -169,8 +169,8 @@ class TensorBoardRecorder(FileRecorder):
     TensorBoard's step is the env step; opt_steps is a scalar.
 
     Args:
-        purge_step: TensorBoard drops the events of earlier launches from this env step on. The step after that of the
-            checkpoint: what was recorded at the same step after it then stands twice.
+        purge_step: TensorBoard drops the events of earlier launches from this env step on. It is the env step after the
+            checkpoint's, so what was recorded at the checkpoint's env step may appear twice.
     """
 
     option = "tensorboard"

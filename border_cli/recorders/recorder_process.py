@@ -1,4 +1,4 @@
-"""A recorder in a process of its own: one that raises, blocks or loses its network costs its records and nothing else."""
+"""A recorder in its own process: if it raises, blocks or loses its network, only its records are lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from border_cli.runtime.worker import Failed, Reporter
 MAX_QUEUE = 10_000
 """Records that wait for a recorder that blocks; the oldest are dropped."""
 STOPPED_S = 15.0
-"""How long the end of a run that was asked to stop waits at most [s]: who asks may soon kill it."""
+"""The longest wait at the end of a run that was asked to stop [s], because it may soon be killed."""
 _POLL_S = 0.1
 _logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Experiment trackers: Weights & Biases and MLflow. Each runs in the process of a `RemoteRecorder`.
 
-A resumed run continues the tracker's run of the same id: it is sent what metrics.jsonl has and the tracker has not.
+A resumed run continues the tracker's run of the same id. The tracker gets the records of metrics.jsonl that it lacks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from border_cli.recorders.files import METRICS_FILE, read_jsonl
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker needs to know of a run.
+    """What a tracker needs to know about a run.
 
     Attributes:
         run_id: the same after a resume.
@@ -240,7 +240,7 @@ def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig, keep: int) 
     """The recorder for one of `border_cli.config.resolve.TRACKERS`. Raises what the tracker's package raises.
 
     Args:
-        keep: lines that metrics.jsonl has of the run so far; the tracker gets what it lacks of them.
+        keep: lines of metrics.jsonl that belong to the run so far; the tracker gets those that it lacks.
     """
     tracker: Tracker
     if kind == "mlflow":

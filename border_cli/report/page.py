@@ -1,4 +1,4 @@
-"""A report as report.md, as report.html, which has its pictures inside, and as JSON; the curves as pictures and CSV."""
+"""A report as report.md, as report.html with the pictures inside, and as JSON; the curves as pictures and CSV."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def improvement_rows(pairs: Sequence[Improvement]) -> list[list[str]]:
 
 
 def differences(groups: Sequence[Group]) -> list[list[str]]:
-    """Header and rows: the values of the configuration that are not the same in all groups."""
+    """Header and rows: the values of the configuration that differ between groups."""
     configs = [group.runs[0].compared for group in groups]
     keys = dict.fromkeys(key for config in configs for key in config)
     rows = [["key", *(group.name for group in groups)]]
@@ -271,7 +271,7 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
 
 
 def _figure(bands: Mapping[str, Band], **texts: str) -> Any:
-    """A figure with these bands, by label. More of them than there are colours get other line styles too."""
+    """A figure with these bands, by label. If there are more bands than colours, line styles differ too."""
     from cycler import cycler
     from matplotlib import rcParams
     from matplotlib.figure import Figure

@@ -81,7 +81,7 @@ class RunRecord:
 
     @cached_property
     def compared(self) -> dict[str, Any]:
-        """The values that all runs of a group share: not what `auto` has chosen, maybe another value in each run."""
+        """The values that all runs of a group share, without those that `auto` may choose anew in each run."""
         values = dict[str, Any]()
         for key, value in self.config.items():
             typed = self.typed.get(key, self.typed.get(key.removesuffix(".type")))
@@ -154,9 +154,9 @@ def read_run(path: Path, metric: str) -> RunRecord | None:
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     """Runs of the same configuration together, in the order in which they were found.
 
-    A run without a stored configuration is a group of its own. The name of a group is its title, with its typed values
-    that others of the same title do not have; other values are named only where groups do not differ in those. The second
-    of the same name is "name (2)".
+    A run without a stored configuration is its own group. The name of a group is its title, with the typed values that
+    distinguish it from groups of the same title; other values are named only if the typed ones are equal. The second
+    group of the same name is "name (2)".
     """
     groups: dict[object, list[RunRecord]] = {}
     for run in runs:

@@ -70,7 +70,7 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and the ends of its interval, which are equal to the value for fewer than `LEAST` runs."""
+    """A value and the ends of its interval; for fewer than `LEAST` runs both ends equal the value."""
 
     value: float
     low: float
@@ -129,10 +129,10 @@ class Line:
     """A group in the final table.
 
     Attributes:
-        seeds: number of different ones; fewer than the runs where some are repeats.
+        seeds: number of different seeds; fewer than the runs if some runs share a seed.
         scored: number of runs with both scores.
         best, last: scores over these runs, None without any.
-        expected: what the preset expects, None without a preset or where a run is shorter than that takes.
+        expected: the return that the preset expects; None without a preset, or if a run is too short for it.
     """
 
     name: str
@@ -216,7 +216,7 @@ def probability_of_improvement(x: Sequence[Array], y: Sequence[Array]) -> Interv
 
 @dataclass(frozen=True)
 class Improvement:
-    """How likely a run of algorithm x has a higher last score than one of y, over the environments that both have."""
+    """How likely a run of algorithm x has a higher last score than a run of y, over the environments of both."""
 
     x: str
     y: str
