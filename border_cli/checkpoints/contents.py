@@ -124,11 +124,9 @@ def _state_files(part: str, state: State) -> Files:
         f"{part}.safetensors": encode_arrays(state.arrays),
         f"{part}.json": to_json(state.values),
     }
-    return files | {block_file(block): functools.partial(_encode_block, block) for block in state.blocks}
-
-
-def _encode_block(block: Block) -> bytes:
-    return encode_arrays(block.arrays())
+    return files | {
+        block_file(block): lambda block=block: encode_arrays(block.arrays()) for block in state.blocks
+    }
 
 
 def _score_data(score: Evaluation) -> dict[str, Any]:
@@ -192,15 +190,14 @@ def _read_replay(path: Path, manifest: store.Manifest) -> State:
     names = (f"{REPLAY}.json", f"{REPLAY}.safetensors")
     heads = {name: store.read_file(path, name, entries.pop(name)) for name in names if name in entries}
     state = _state(path, heads, REPLAY)
+
+    def read_block(name: str) -> dict[str, Array]:
+        return _arrays(path, {name: store.read_file(path, name, entries[name])}, name)
+
     blocks = (
-        Block(name.split(".")[1], True, functools.partial(_read_block, path, name, entry))
-        for name, entry in sorted(entries.items())
+        Block(name.split(".")[1], True, functools.partial(read_block, name)) for name in sorted(entries)
     )
     return State(state.arrays, state.values, tuple(blocks))
-
-
-def _read_block(path: Path, name: str, entry: store.FileEntry) -> dict[str, Array]:
-    return _arrays(path, {name: store.read_file(path, name, entry)}, name)
 
 
 def _state(path: Path, files: Mapping[str, bytes], part: str) -> State:

@@ -30,11 +30,11 @@ from border_cli.config.schema import EnvConfig, option
 from border_cli.config.validate import check_effect
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
 from border_cli.core.format import counted, number
+from border_cli.core.metrics import mean_interval
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.types import Evaluation
 from border_cli.display.output import write_line
 from border_cli.display.text import table_text
-from border_cli.report.stats import INTERVAL, summarise
 from border_cli.run import load
 from border_cli.run.directory import check_code, check_plain
 from border_cli.run.find import Located, model_directory, parse_checkpoint
@@ -118,7 +118,8 @@ def _evaluate(
 ) -> None:
     """Run the episodes, write and show the results. typed: the overrides of the environment, by key."""
     evaluation = _run_episodes(flags, saved, env, policy)
-    s = summarise(evaluation)
+    returns, lengths = evaluation.returns, evaluation.lengths
+    low_and_high, length_mean = mean_interval(returns), sum(lengths) / len(lengths)
     changed = {key: value for key, value in typed.items() if key not in ("plugins", "env.imports")}
     data = {
         "model": located.path.resolve().name,
@@ -127,11 +128,19 @@ def _evaluate(
         "env_overrides": changed,
         "seed": flags.seed,
         "max_episode_steps": flags.max_episode_steps,
-        "interval_is": INTERVAL,
-        **asdict(s),
+        "episodes": len(returns),
+        "mean": evaluation.mean,
+        "std": evaluation.std,
+        "interval_is": "95% interval of the mean, Student's t",
+        "interval": low_and_high,
+        "min": min(returns),
+        "max": max(returns),
+        "length_mean": length_mean,
+        "length_min": min(lengths),
+        "length_max": max(lengths),
         "infos": evaluation.infos,
-        "returns": evaluation.returns,
-        "lengths": evaluation.lengths,
+        "returns": returns,
+        "lengths": lengths,
     }
     path = _result_path(flags, located, evaluation.opt_steps, changed)
     try:
@@ -143,11 +152,11 @@ def _evaluate(
     rows = {
         "model": f"{located.path} (opt step {evaluation.opt_steps:,})",
         "environment": " ".join([env.name, *(f"{key}={value}" for key, value in changed.items())]),
-        "episodes": f"{s.episodes:,} (seed {flags.seed})",
-        "return": f"{number(s.mean)} ± {number(s.std)}",
-        "95% interval of the mean": "-" if s.interval is None else " to ".join(map(number, s.interval)),
-        "smallest, largest return": f"{number(s.min)}, {number(s.max)}",
-        "episode length": f"{number(s.length_mean)} ({s.length_min:,} to {s.length_max:,})",
+        "episodes": f"{len(returns):,} (seed {flags.seed})",
+        "return": str(evaluation),
+        "95% interval of the mean": "-" if low_and_high is None else " to ".join(map(number, low_and_high)),
+        "smallest, largest return": f"{number(min(returns))}, {number(max(returns))}",
+        "episode length": f"{number(length_mean)} ({min(lengths):,} to {max(lengths):,})",
         **{f"mean {key}": number(mean) for key, mean in evaluation.infos.items()},
     }
     show(f"{table_text(list(rows.items())).rstrip()}\n{written}")

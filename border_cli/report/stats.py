@@ -1,4 +1,4 @@
-"""Statistics over episodes and over runs: means with intervals, curves, probability of improvement.
+"""Statistics over runs: means with intervals, curves, probability of improvement.
 
 As recommended by Agarwal et al., 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from border_cli.core.format import number
-from border_cli.core.metrics import mean_interval
 from border_cli.core.spaces import Array
-from border_cli.core.types import Evaluation
 from border_cli.report.runs import Group
 from border_cli.run.summary import mean_score
 
@@ -25,43 +23,7 @@ LEVEL = 0.95
 _ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 POINTS = 100
 """Places at which the curves of several runs are compared."""
-INTERVAL = "95% interval of the mean, Student's t"
-"""What `Statistics.interval` is, in words."""
 _SEED = 20210830
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Over the episodes of one evaluation; lengths in env steps.
-
-    std: population standard deviation of the returns · interval: of the mean, with 95%; None for a single episode.
-    """
-
-    episodes: int
-    mean: float
-    std: float
-    interval: tuple[float, float] | None
-    min: float
-    max: float
-    length_mean: float
-    length_min: int
-    length_max: int
-
-
-def summarise(evaluation: Evaluation) -> Statistics:
-    """Statistics of an evaluation of at least one episode."""
-    returns, lengths = evaluation.returns, evaluation.lengths
-    return Statistics(
-        episodes=len(returns),
-        mean=evaluation.mean,
-        std=evaluation.std,
-        interval=mean_interval(returns),
-        min=min(returns),
-        max=max(returns),
-        length_mean=float(np.mean(lengths)),
-        length_min=min(lengths),
-        length_max=max(lengths),
-    )
 
 
 LEAST = 3
