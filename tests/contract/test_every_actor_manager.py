@@ -36,14 +36,14 @@ def running(request: pytest.FixtureRequest) -> Running:
         spec: ActorSpec, state: State | None = None, on_exception: Any = lambda _: None, **config: Any
     ) -> Iterator[ExperienceSource]:
         settings = entry.config(restarts=0, min_actors=N_ACTORS, **config)
-        made: ExperienceSource = entry.load()(
+        source: ExperienceSource = entry.load()(
             spec, COUNTING_COLUMNS, N_ACTORS, settings, lambda: False, on_exception
         )
         try:
-            made.start(model(), state)
-            yield made
+            source.start(model(), state)
+            yield source
         finally:
-            made.stop()
+            source.stop()
 
     return manager
 

@@ -170,7 +170,7 @@ class World:
             return
         seen: set[Key] = set()
         size = min(SIZE, len(wanted))
-        for _ in range(40):
+        for _ in range(40 if FULL or len(wanted) <= 12 else 8):
             seen |= self.check_batch(self.buffer.batch(size))
         assert seen <= wanted
         if len(wanted) <= 12:

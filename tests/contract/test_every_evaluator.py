@@ -31,17 +31,17 @@ Make = Callable[..., AbstractContextManager[Evaluator]]
 def inline(
     n_envs: int = 2, cap: int = 100, truncating: bool = False, lazy: bool = False
 ) -> Iterator[Evaluator]:
-    made: list[SeededEnv] = []
+    envs: list[SeededEnv] = []
 
     def make() -> EpisodeRunner:
-        made.append(SeededEnv(n_envs, truncating))
-        return EpisodeRunner(made[-1], cap, lambda: False)
+        envs.append(SeededEnv(n_envs, truncating))
+        return EpisodeRunner(envs[-1], cap, lambda: False)
 
     evaluator = InlineEvaluator(make, WeightPolicy(), lazy)
-    assert len(made) == (0 if lazy else 1)
+    assert len(envs) == (0 if lazy else 1)
     yield evaluator
     evaluator.close()
-    assert len(made) <= 1 and all(env.closed for env in made)
+    assert len(envs) <= 1 and all(env.closed for env in envs)
 
 
 lazy = partial(inline, lazy=True)
@@ -49,20 +49,20 @@ lazy = partial(inline, lazy=True)
 
 @pytest.mark.parametrize("first", ["poll", "begin"])
 def test_a_lazy_evaluator_makes_its_environments_once(first: str) -> None:
-    made: list[SeededEnv] = []
+    envs: list[SeededEnv] = []
 
     def make() -> EpisodeRunner:
-        made.append(SeededEnv(2, False))
-        return EpisodeRunner(made[-1], 100, lambda: False)
+        envs.append(SeededEnv(2, False))
+        return EpisodeRunner(envs[-1], 100, lambda: False)
 
     evaluator = InlineEvaluator(make, WeightPolicy(), lazy=True)
-    assert not made
+    assert not envs
     if first == "poll":
         evaluator.poll()
-        assert len(made) == 1
+        assert len(envs) == 1
     evaluator.begin(model(1), SEEDS)
     evaluator.poll()
-    assert len(made) == 1
+    assert len(envs) == 1
 
 
 @contextmanager

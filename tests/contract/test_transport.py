@@ -127,9 +127,9 @@ def test_a_chunk_is_sent_after_50_ms(took_ns: list[int], env_steps: list[int]) -
     bench = Bench(n_buffer=1000)
     times, quick = iter(took_ns), bench.policy.sample
 
-    def slow(*given: object) -> np.ndarray:
+    def slow(*args: object) -> np.ndarray:
         bench.clock.now_ns += next(times)
-        return quick(*given)  # type: ignore[arg-type]
+        return quick(*args)  # type: ignore[arg-type]
 
     bench.policy.sample = slow  # type: ignore[method-assign,assignment]
     bench.grant(3)
@@ -185,10 +185,10 @@ def test_rows_may_be_inserted_directly_from_the_ring() -> None:
         for column in chunk.items.values():
             column[...] = 1
     assert len(direct) == len(copied) == 36
-    one, other = direct.batch(30), copied.batch(30)
+    batch, other = direct.batch(30), copied.batch(30)
     for name in ("ix", "reward", "terminated", "discount"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    np.testing.assert_array_equal(one.next_obs["obs"], other.next_obs["obs"])
+        np.testing.assert_array_equal(getattr(batch, name), getattr(other, name))
+    np.testing.assert_array_equal(batch.next_obs["obs"], other.next_obs["obs"])
 
 
 def test_a_new_model_is_loaded_only_between_chunks() -> None:

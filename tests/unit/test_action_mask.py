@@ -23,7 +23,7 @@ from border_cli.envs.try_env import try_env
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
 from tests.fakes import sampler_of
-from tests.real_runs import train
+from tests.trained import describe, save_model
 
 N = 4
 
@@ -118,10 +118,10 @@ def test_a_mask_in_an_observation_is_respected_or_refused(
     assert env_spec(space, spaces.Box(0.0, 1.0, (N,))).mask is None  # of real actions there is none
 
 
-def test_a_run_detects_the_mask_and_its_model_requires_one(workplace: Path) -> None:
-    run = train("env=gym", f"env.entry_point={__name__}:Masked", "trainer=sync", "trainer.max_opts=5")
-    assert run.config.env.action_mask == "info"
-    model = load(run.path)
+def test_the_mask_is_detected_and_a_loaded_model_requires_one(tmp_path: Path) -> None:
+    env = config("info")
+    assert try_env(dataclasses.replace(env, action_mask="auto")).action_mask == "info"
+    model = load(save_model(tmp_path, describe(env, GymEnv(env).spec), 1))
     observation = np.zeros(1, np.float32)
     for mask in np.eye(N, dtype=np.int8):
         assert model.sample(observation, action_mask=mask) == int(mask.argmax())

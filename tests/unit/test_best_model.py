@@ -23,14 +23,14 @@ def evaluation(opt_steps: int, *returns: float) -> Evaluation:
 
 def candidates(*scores: tuple[int, float]) -> list[Candidate]:
     """The candidates after models with these opt steps and regular scores."""
-    found: list[Candidate] = []
+    kept: list[Candidate] = []
     for opt_steps, score in scores:
-        found = with_candidate(found, Candidate(ModelInfo(opt_steps, {}), evaluation(opt_steps, score)))
-    return found
+        kept = with_candidate(kept, Candidate(ModelInfo(opt_steps, {}), evaluation(opt_steps, score)))
+    return kept
 
 
 def steps(*scores: tuple[int, float]) -> list[int]:
-    return [one.model.version for one in candidates(*scores)]
+    return [candidate.model.version for candidate in candidates(*scores)]
 
 
 def test_the_highest_regular_scores_are_candidates() -> None:
@@ -58,7 +58,7 @@ def test_fresh_episodes_are_half_as_many_as_the_regular_ones(
 
 
 def played(
-    found: list[Candidate], evaluations: int, returns: dict[int, list[float]]
+    kept: list[Candidate], evaluations: int, returns: dict[int, list[float]]
 ) -> tuple[int, list[tuple[int, int]]]:
     """The chosen opt steps, and who played how many rounds of one episode, with these returns by opt steps."""
     calls = list[tuple[int, int]]()
@@ -67,7 +67,7 @@ def played(
         calls.append((model.version, len(rounds)))
         return evaluation(model.version, *(returns[model.version][n] for n in rounds))
 
-    return choose(found, evaluations, play).model.version, calls
+    return choose(kept, evaluations, play).model.version, calls
 
 
 def test_all_candidates_play_and_then_the_best_two_by_all_their_episodes() -> None:

@@ -249,9 +249,10 @@ def test_a_schedule_over_a_budget_without_opt_steps_is_refused() -> None:
 
 
 def test_derived_values_follow_their_sources_on_resume() -> None:
-    stored = resolve.reopen(resolved(config()))
-    stored.n_actors = 100
+    stored = resolve.reopen(resolved(config(PRIORITIZED)))
+    stored.n_actors, stored.trainer.max_env_steps = 100, 2000
     assert resolved(stored).trainer.ratio_tolerance == 200
+    assert resolved(stored).buffer.beta_opt_steps == 980, "a larger budget keeps the schedule of beta"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,7 @@ from border_cli.run.directory import check_code, create_run, create_sweep, exclu
     ("option", "env_id", "expected"),
     [
         ("cartpole", "CartPole-v1", "dqn_cartpole"),
-        ("mine/my_env", "X", "dqn_mine-my_env"),
         ("gym", "ALE/Pong-v5", "dqn_ALE-Pong-v5"),
-        ("gym", "my_mod:My_Env-v0.1", "dqn_my-mod-My-Env-v0.1"),
         ("gym", "../x y", "dqn_..-x-y"),
     ],
 )

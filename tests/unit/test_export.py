@@ -42,12 +42,12 @@ def test_numpy_policies_act_as_ours_on_batches_and_single_observations(
     tmp_path: Path, agent: str, name: str
 ) -> None:
     spec = spec_of(name, agent)
-    given, stored = observations(name, spec)
+    shown, stored = observations(name, spec)
     policy, expected = various(agent, spec, stored)
     write_policy(policy, spec, tmp_path, "numpy", "title")
     exported = numpy_policy.load(tmp_path)
-    assert_same(spec, exported(nested(spec, given)), expected)
-    action = exported(nested(spec, [rows[3] for rows in given]))
+    assert_same(spec, exported(nested(spec, shown)), expected)
+    action = exported(nested(spec, [rows[3] for rows in shown]))
     assert_same(spec, action, expected[3])
     assert (np.shape(action), np.asarray(action).dtype) == (spec.action.shape, spec.action.dtype)
 
@@ -84,7 +84,7 @@ def test_the_copied_policy_needs_neither_torch_nor_border_cli_and_its_readme_say
 ) -> None:
     spec = spec_of("dict", "iqn")
     policy = policy_of("iqn", spec)
-    given, stored = observations("dict", spec)
+    shown, stored = observations("dict", spec)
     files = write_policy(policy, spec, tmp_path, "numpy", "iqn on Car-v0")
     assert sorted(files) == sorted(tmp_path.iterdir())
     page = (tmp_path / "README.md").read_text()
@@ -96,7 +96,7 @@ def test_the_copied_policy_needs_neither_torch_nor_border_cli_and_its_readme_say
     ):
         assert line in page
     assert "random action instead" not in page
-    np.savez(tmp_path / "given.npz", **nested(spec, given))
+    np.savez(tmp_path / "given.npz", **nested(spec, shown))
     code = "".join(f"{line.strip()}\n" for line in page.splitlines() if line.startswith("    "))
     assert "action = policy(observation)\n" in code
     (tmp_path / "use.py").write_text(

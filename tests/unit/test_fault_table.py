@@ -31,11 +31,11 @@ CAMPAIGN = re.compile(r"`python -m tests\.campaigns (\S+)`")
 @functools.cache
 def ids_in(path: Path) -> set[str]:
     """Return the row ids in the test names of a file."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef) and (row := re.match(r"test((_[a-j]\d+)+)_", node.name)):
-            found |= set(row[1].strip("_").split("_"))
-    return found
+            ids |= set(row[1].strip("_").split("_"))
+    return ids
 
 
 def promises() -> dict[str, tuple[list[str], list[str]]]:

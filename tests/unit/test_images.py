@@ -32,9 +32,7 @@ def generator() -> torch.Generator:
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
-        (leaf((84, 84, 3)), (84, 84, 3)),
         (leaf((3, 64, 48)), (64, 48, 3)),
-        (leaf((2, 84, 84), stack=2), (84, 84, 2)),
         (leaf((4, 60, 80, 3), stack=4), (60, 80, 12)),
         (leaf((4, 3, 60, 80), stack=4), (60, 80, 12)),
         (leaf((7, 7, 7)), (7, 7, 7)),
@@ -50,11 +48,9 @@ def test_the_order_of_channels_is_detected(image: ObsLeaf, expected: tuple[int, 
 @pytest.mark.parametrize(
     ("image", "channels"),
     [
-        (leaf((84, 84)), [8]),
         (leaf((4, 8), stack=4), [8]),
         (leaf((3, 4, 40)), [8]),  # one side is too short for an image
         (leaf((84, 84, 3), high=None, dtype="float32"), [8]),
-        (leaf((84, 84, 3), high=1e6, dtype="float32"), [8]),
         (leaf((2, 84, 84, 3)), [8]),
         (replace(leaf((7, 7, 3)), categories=(1, 1, 1)), [8]),
         (leaf((10, 10, 2)), []),  # without `channels` an image gets no convolutions
@@ -71,9 +67,7 @@ def test_everything_else_is_flattened(image: ObsLeaf, channels: list[int]) -> No
     ("image", "normalize", "expected"),
     [
         (leaf((84, 84, 3)), False, "obs (84, 84, 3) uint8: convolutions, scaled from 0 … 255 to 0 … 1"),
-        (leaf((128, 64, 4), high=1.0, dtype="float32"), False, "obs (128, 64, 4) float32: convolutions"),
         (leaf((7,), high=9.0), False, "obs (7,) uint8: flattened, scaled from 0 … 9 to 0 … 1"),
-        (leaf((7,), high=None, dtype="float32"), False, "obs (7,) float32: flattened"),
         (leaf((7,), high=None, dtype="float32"), True, "obs (7,) float32: normalised by running statistics"),
         (
             replace(leaf((7, 7, 1)), categories=(3,)),
@@ -101,7 +95,7 @@ def test_atari_frames_get_ataris_network() -> None:
     assert network.features == 3136
 
 
-@pytest.mark.parametrize(("side", "layers"), [(5, 5), (7, 1), (35, 3), (36, 3), (84, 5)])
+@pytest.mark.parametrize(("side", "layers"), [(5, 5), (7, 1), (36, 3)])
 def test_every_size_has_a_network_with_the_stated_number_of_features(side: int, layers: int) -> None:
     image = leaf((side, side + 3, 3))
     network = Convolutions(image, [4] * layers, generator())

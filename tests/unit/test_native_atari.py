@@ -57,12 +57,13 @@ def test_two_games_equal_those_of_gymnasium_over_several_episodes(game: str, env
 
 def test_a_start_has_at_most_noop_max_idle_frames_follows_its_seed_and_discards_an_unfinished_step() -> None:
     game = NativeGame(config("Seaquest", noop_max=3))
-    infos = [game._game.reset(np.zeros(1, np.int64), np.array([seed]))[1] for seed in range(9)]
-    assert {int(info["episode_frame_number"][0]) for info in infos} == {0, 1, 2, 3}
-    first = [game.reset(seed=seed)[0] for seed in range(4)]
+    infos = [game._game.reset(np.zeros(1, np.int64), np.array([seed]))[1] for seed in range(6)]
+    assert {int(info["episode_frame_number"][0]) for info in infos} <= {0, 1, 2, 3}
+    assert len({info["episode_frame_number"][0] for info in infos}) > 1
+    first = [game.reset(seed=seed)[0] for seed in range(2)]
     game.send(np.int64(1))
-    np.testing.assert_equal(first, [game.reset(seed=seed)[0] for seed in range(4)])
-    assert len({game.reset()[0].tobytes() for _ in range(6)}) > 1  # the game's generator continues
+    np.testing.assert_equal(first, [game.reset(seed=seed)[0] for seed in range(2)])
+    assert len({game.reset()[0].tobytes() for _ in range(4)}) > 1  # the game's generator continues
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,7 @@ def config(n_actors: int = 4, threads: int = 1, keep: int = 3, **trainer: object
     [
         ({"max_env_steps": 1_101}, 1_101, 500, "max_env_steps"),
         ({"max_opts": 499, "max_env_steps": 1_101}, 1_098, 499, "max_opts"),
-        ({"max_opts": 501, "max_env_steps": 1_101}, 1_101, 500, "max_env_steps"),
         ({"max_env_steps": 101, "opt_interval": 0.1}, 101, 10, "max_env_steps"),
-        ({"max_time": 60.0}, None, None, "max_time"),
         ({"max_opts": 500, "max_time": 9.0, "opt_interval": None}, None, 500, "max_opts or max_time"),
     ],
 )
@@ -128,7 +126,6 @@ FREE = {"n_actors": 3, "opt_interval": None, "max_opts": 500, "max_env_steps": 6
         # without a ratio the sides are taken to do one env step per opt step, until one budget is used up
         (FREE, (1_000, 100), 16, 100 / 3_000 + 500 * (0.01 + LOOP_S), "learning"),
         ({"max_time": 3.0, "max_opts": 500}, (1, 1), 1, 3.0, "max_time"),
-        ({"max_time": 1e9, "max_opts": 500}, (1, 1), 1, 100 + 500 * (3.0 + LOOP_S), "CPUs"),
     ],
 )
 def test_the_estimated_time_and_what_bounds_it(
@@ -144,7 +141,6 @@ def test_the_estimated_time_and_what_bounds_it(
     [
         # an opt step takes 10 ms and LOOP_S, its 2 env steps 20 ms of one actor
         (1, 100, 16, 50, (0.02 + 0.01 + LOOP_S) / 0.02),
-        (4, 100, 16, 1 / (0.01 + LOOP_S), (0.02 + 0.01 + LOOP_S) / (0.01 + LOOP_S)),
         (4, 100, 2, 2 / (0.03 + LOOP_S), (0.02 + 0.01 + LOOP_S) / (0.01 + LOOP_S)),
     ],
 )

@@ -29,11 +29,11 @@ class ClusterConfig(ActorManagerConfig):
     hosts: list[str] = option([], "hosts")
 
 
-made: list[tuple[object, ...]] = []
+calls: list[tuple[object, ...]] = []
 
 
 def make(config: EnvConfig, **kwargs: object) -> gymnasium.Env:
-    made.append((config, kwargs))
+    calls.append((config, kwargs))
     return gymnasium.make("CartPole-v1")
 
 
@@ -71,7 +71,7 @@ def test_the_dataclass_of_a_registered_type_defines_the_keys_of_its_section(grou
 def test_a_registered_environment_is_made_with_its_config_and_kwargs():
     env = config(env={"type": "maze", "width": 5, "kwargs": {"walls": True}}).env
     assert GymEnv(env).spec.action.n == 2
-    assert made == [(env, {"walls": True})]
+    assert calls == [(env, {"walls": True})]
 
 
 @pytest.mark.parametrize("group", registry.IMPORTABLE)

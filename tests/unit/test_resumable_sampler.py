@@ -71,10 +71,10 @@ class SameArray(NumpyPolicy):
 
 def test_a_policy_may_reuse_the_array_of_its_actions() -> None:
     env, processor = Forgetful([], 1), NStepProcessor(COUNTING_SPEC, 1, 1, 0.9)
-    one = Sampler(env, SameArray(), processor, lambda env, episode: episode, "me")
-    one.begin()
+    acting = Sampler(env, SameArray(), processor, lambda env, episode: episode, "me")
+    acting.begin()
     for _ in range(3):
-        one.step([0], 0)
+        acting.step([0], 0)
     assert processor.take()["action"].tolist() == [0, 1, 2]
 
 

@@ -31,11 +31,11 @@ def states(seed: int) -> Iterator[bytes]:
         yield seeding.stream(seed, *key).generate_state(4).tobytes()
 
 
-@pytest.mark.parametrize("made", [numbers, states])
-def test_g4_no_two_streams_are_the_same_and_all_follow_from_the_seed(made) -> None:
-    all_of_them = [*made(1), *made(2)]
+@pytest.mark.parametrize("streams", [numbers, states])
+def test_g4_no_two_streams_are_the_same_and_all_follow_from_the_seed(streams) -> None:
+    all_of_them = [*streams(1), *streams(2)]
     assert len(set(all_of_them)) == len(all_of_them) > 600
-    assert list(made(1)) == all_of_them[: len(all_of_them) // 2]
+    assert list(streams(1)) == all_of_them[: len(all_of_them) // 2]
 
 
 def test_seeds_of_episodes_differ_from_those_of_first_resets() -> None:

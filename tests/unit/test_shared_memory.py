@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_a_reader_gets_the_newest_publication_once() -> None:
         channel.publish(ModelInfo(1, {"weight": np.zeros(2, np.float32)}))
 
 
-N_READERS = 4
+N_READERS = times(2, 4)
 READS = times(500, 26_000)
 """Of each reader; more than 1e5 in all with TEST_FULL=1."""
 MOST_READS = 100_000
@@ -163,11 +164,19 @@ def test_a11_no_reader_returns_a_mixture_or_an_older_model() -> None:
 # -- wake-ups, and too little of everything ------------------------------------------
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Reference cycles of other tests must not close descriptors between two counts."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def open_descriptors() -> set[str]:
-    gc.collect()  # reference cycles of other tests must not close descriptors between two counts
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("kind", ["eventfd", "pipe"])
 def test_a_child_sleeps_until_its_parent_sets_the_event(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "pipe":
@@ -190,6 +199,7 @@ def test_a_child_sleeps_until_its_parent_sets_the_event(kind: str, monkeypatch: 
     assert open_descriptors() == before
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     ("call", "number", "message"),
     [

@@ -83,14 +83,14 @@ def bits(learner: NetworkAgent) -> dict[str, bytes]:
 )
 def test_e1_a_bad_step_changes_nothing_bit_for_bit(bad: Batch, loss: str) -> None:
     learner, other = agent(loss=loss), agent(loss=loss)
-    for one in (learner, other):
-        learn(one, good_batch(1), good_batch(2))
+    for each in (learner, other):
+        learn(each, good_batch(1), good_batch(2))
     before = bits(learner)
     learn(learner, bad)
     assert bits(learner) == before
     assert (learner.opt_steps, learner.skipped_in_a_row) == (3, 1)
-    for one in (learner, other):
-        learn(one, good_batch(3))
+    for each in (learner, other):
+        learn(each, good_batch(3))
     assert bits(learner) == bits(other) != before
     assert learner.check_finite()
     assert learner.skipped_in_a_row == 0
@@ -142,8 +142,8 @@ def test_e1_the_counts_of_skipped_steps_are_saved() -> None:
     learn(learner, good_batch(1), bad_batch(), bad_batch())
     other.load_state(learner.state())
     assert other.skipped_in_a_row == 2
-    for one in (learner, other):
-        learn(one, bad_batch())
-        assert one.skipped_in_a_row == 3
-    found = values(learner)
-    assert found == values(other) and found["agent/skipped_steps"] == 3.0
+    for each in (learner, other):
+        learn(each, bad_batch())
+        assert each.skipped_in_a_row == 3
+    recorded = values(learner)
+    assert recorded == values(other) and recorded["agent/skipped_steps"] == 3.0

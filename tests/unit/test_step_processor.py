@@ -96,9 +96,9 @@ def test_a_life_lost_in_a_truncated_step_prevents_the_bootstrap() -> None:
     steps = [step(t, 1.0) for t in range(3)]
     last = replace(step(3, 1.0, truncated=True), life_lost=np.array([True]))
     processor = NStepProcessor(SPEC, 1, 2, 0.5)
-    items = [processed(processor, one) for one in (*steps, last)]
+    items = [processed(processor, each) for each in (*steps, last)]
     assert [row[4] for row in rows(items[-1])][:2] == [True, True]
-    assert not any(row[4] for one in items[:-1] for row in rows(one))
+    assert not any(row[4] for earlier in items[:-1] for row in rows(earlier))
 
 
 # -- priorities that actors compute (Ape-X) ------------------------------------
@@ -108,9 +108,9 @@ GAMMA = 0.5
 
 def estimated(t: int, q_max: float, q_action: float, **ends: bool) -> Step:
     """Return an env step with reward 1."""
-    made = step(t, 1.0, **ends)
-    made.extras = {Q_MAX: np.array([q_max]), Q_ACTION: np.array([q_action])}
-    return made
+    estimated_step = step(t, 1.0, **ends)
+    estimated_step.extras = {Q_MAX: np.array([q_max]), Q_ACTION: np.array([q_action])}
+    return estimated_step
 
 
 def columns(parts: list[dict[str, Any]], *names: str) -> list[list[Any]]:
@@ -160,8 +160,8 @@ def test_rows_enter_the_replay_with_the_weight_of_their_priority() -> None:
     policy: Any = agent.policy
 
     def values(obs: np.ndarray) -> np.ndarray:
-        found: np.ndarray = policy.action_values({"obs": np.array(obs)})
-        return found
+        q_values: np.ndarray = policy.action_values({"obs": np.array(obs)})
+        return q_values
 
     q = values(batch.obs["obs"])[np.arange(64), batch.action]
     target = batch.reward + np.where(

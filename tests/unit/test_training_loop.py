@@ -26,7 +26,7 @@ class Components:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.arrived: list[Chunk] = []
-        self.there = [True, True]
+        self.alive = [True, True]
         self.batch_size = 0
         self.limiter = RatioLimiter(1.0, 0, 8, None, 2, 1)
         self.checkpoints = self.view = self.should_stop = self.films = None
@@ -36,7 +36,7 @@ class Components:
         self.telemetry = SimpleNamespace(chunk=lambda _: None, took=lambda *_: None)
         self.source = SimpleNamespace(
             collect=lambda: self.arrived,
-            present=lambda: self.there,
+            present=lambda: self.alive,
             announce=lambda _: None,
             grant=lambda credits: self.calls.append(("grant", *credits)),
         )
@@ -85,12 +85,12 @@ def test_a_lost_actor_loses_credit_and_streams_after_its_last_rows_arrived() -> 
     loop = parts.loop()
     loop.ingest()
     assert parts.calls == [("grant", 4, 4)]
-    parts.there, parts.arrived = [False, True], [chunk(0)]
+    parts.alive, parts.arrived = [False, True], [chunk(0)]
     loop.ingest()
     assert parts.calls[1:] == [("push", 0), ("break", 0), ("grant", 1, 4)]
     parts.arrived = []
     loop.ingest()
-    parts.there, parts.arrived = [True, True], [chunk(1)]
+    parts.alive, parts.arrived = [True, True], [chunk(1)]
     loop.ingest()
     assert [call for call in parts.calls[4:] if call[0] != "grant"] == [("push", 1)]
     assert parts.calls[-1] == ("grant", 5, 4)
