@@ -309,7 +309,7 @@ def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:
             return path
         except InvalidCheckpointError as e:
             failure = str(e)
-            _logger.warning("%s; the checkpoint before it is taken", failure)
+            _logger.warning("%s; the checkpoint before it is used", failure)
     if not paths:
         return None
     raise NoValidCheckpointError(

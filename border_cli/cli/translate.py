@@ -44,7 +44,7 @@ def check_words(argv: Sequence[str], command: str) -> None:
         foreign, left_out = translation.foreign, "; ".join(translation.left_out)
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise UsageError(
-            f"no settings of {command}: {', '.join(foreign[:3])}{more}",
+            f"unknown settings of {command}: {', '.join(foreign[:3])}{more}",
             nearest=shlex.join([command, *translation.words]) if translation.words else None,
             allowed=f"key=value; left out: {left_out}" if left_out else "key=value",
         )

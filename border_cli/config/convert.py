@@ -307,7 +307,7 @@ def _open_map(value: Any) -> dict[str, Any]:
     try:
         copy: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as e:  # such as a date, nan, or a map that contains itself
-        raise ValueError(f"{' '.join(str(e).split())}: it cannot be kept with a run") from None
+        raise ValueError(f"{' '.join(str(e).split())}: it cannot be stored with a run") from None
     return copy
 
 

@@ -143,13 +143,13 @@ def _actors(config: TrainConfig) -> None:
     sync = t.type == "sync"
     _refuse(
         sync and actors != 1,
-        f"n_actors={actors}: trainer=sync acts in the learner's own thread, as one actor",
-        "trainer=async trainer.lockstep=true, where the same seed gives the same bits as well,\n"
+        f"n_actors={actors}: trainer=sync has one actor, in the learner's own thread",
+        "trainer=async trainer.lockstep=true, which is reproducible too,\n"
         "or more environments with actor_manager.envs_per_actor",
     )
     _refuse(
         sync and t.lockstep,
-        "trainer.lockstep=true: it is for actors in processes; trainer=sync gives the same bits as it is",
+        "trainer.lockstep=true: it needs actors in processes; trainer=sync is reproducible without it",
         "trainer=async trainer.lockstep=true, or trainer=sync",
     )
     _refuse(
@@ -159,7 +159,7 @@ def _actors(config: TrainConfig) -> None:
     )
     _refuse(
         is_reproducible(config) and t.opt_interval is None,
-        "trainer.opt_interval=null enforces no ratio, and a reproducible run alternates by the ratio",
+        "trainer.opt_interval=null enforces no ratio, and a reproducible run needs one",
         "a number > 0 (env steps), or trainer=async without lockstep",
     )
     _refuse(
@@ -193,8 +193,8 @@ def _device_and_replay(config: TrainConfig) -> None:
     )
     _refuse(
         config.buffer.with_priority() and not config.agent.gives_priorities(),
-        f"buffer.initial_priority=actor: actors with agent={config.agent.type} do not know the errors that its opt "
-        "steps give priorities by",
+        f"buffer.initial_priority=actor: actors with agent={config.agent.type} cannot compute the errors that its opt "
+        "steps use as priorities",
         "buffer.initial_priority=max",
     )
     _refuse(

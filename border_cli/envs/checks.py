@@ -217,7 +217,7 @@ class _LeafChecker:
             for key in spec.path:
                 observation = observation[key]
         except (LookupError, TypeError) as e:
-            raise EnvDataError(f"there is no observation {spec.name}, and its space says there is") from e
+            raise EnvDataError(f"observation {spec.name} is missing, but its space has it") from e
         value = np.asarray(observation)
         if value.dtype is not self._accepted and value.dtype != self._accepted:
             self._check_dtype(value.dtype)

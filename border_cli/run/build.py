@@ -124,7 +124,7 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
     films = _make_films(setup, recorders)
     agent = make_agent(c, spec)
     if c.init_from is not None and resumed.state is None and (missing := load_weights(agent, c)):
-        _logger.warning("init_from: best/ has the policy alone; %s start new", " and ".join(missing))
+        _logger.warning("init_from: best/ has only the policy; %s start untrained", " and ".join(missing))
     agent.train()
     buffer = make_buffer(c, spec)
     evaluator = setup.user.evaluator or _make_evaluator(setup, agent, lambda: telemetry.evaluation_limit)

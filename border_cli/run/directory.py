@@ -222,7 +222,7 @@ def check_plain(run_dir: Path, trusted: bool) -> None:
             is_file = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
             if not is_file and not entry.is_dir(follow_symlinks=False):
                 raise UsageError(
-                    f"{entry.path} is no plain file or folder: what is written to it may go anywhere",
+                    f"{entry.path} is a link or no plain file: writing to it may change files elsewhere",
                     allowed="trust=true, if you trust the maker of the run, or a copy made by cp -rL",
                 )
 

@@ -128,8 +128,8 @@ def unfit(path: Path, error: ValueError) -> store.InvalidCheckpointError:
     """The error of a checkpoint that verifies, and whose state does not fit this run."""
     return store.InvalidCheckpointError(
         f"{path} cannot be resumed from: {first_line(error)}\n"
-        "its files are undamaged, so another version of border-cli or another program wrote them\n"
-        "allowed: a new run with init_from=<run>, which takes its weights alone"
+        "its files are not damaged, so another version of border-cli or another program wrote them\n"
+        "allowed: a new run with init_from=<run>, which takes only its weights"
     )
 
 

@@ -126,7 +126,7 @@ class EvalManager:
             self._jobs.pop()
             if not self.skipped:
                 _logger.info(
-                    "evaluations take longer than the training between two of them, so some models are left out"
+                    "evaluations take longer than the training between two of them, so some models are not evaluated"
                 )
             self.skipped += 1
         self._jobs.append(EvalJob(copy, env_steps))

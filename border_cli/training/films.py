@@ -62,7 +62,7 @@ class Films:
     def film(self, model: ModelInfo, env_steps: int) -> None:
         self.poll()
         if self._film is not None:
-            _logger.info("the film of opt step %d is left out: the one before is not ready", model.version)
+            _logger.info("the film of opt step %d is skipped: the last film is not ready", model.version)
             return
         path = self._folder / f"step-{model.version:09d}.mp4"
         try:
@@ -94,7 +94,7 @@ class Films:
             self.poll(0.1)
         if (film := self._film) is not None:
             _logger.warning(
-                "the film of opt step %d is left out: it was not ready at the end", film.opt_steps
+                "the film of opt step %d is lost: it was not ready at the end of the run", film.opt_steps
             )
             film.child.end()
             _unfinished(film.path).unlink(missing_ok=True)

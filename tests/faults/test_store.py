@@ -80,7 +80,7 @@ def test_c3_c4_damage_of_any_file_is_found_and_the_previous_checkpoint_is_used(
         with damaged(file, contents.get(how)):
             assert saver.read(saved) == 2
         (warning,) = [r.getMessage() for r in caplog.records[caplog_before:] if r.levelno == logging.WARNING]
-        assert f"{file.parent.name}/" in warning and "the checkpoint before it is taken" in warning
+        assert f"{file.parent.name}/" in warning and "the checkpoint before it is used" in warning
         assert file.name in warning or file.name == "manifest.json"
     assert saver.read(saved) == 3
 

@@ -178,7 +178,7 @@ def test_a_new_sac_run_starts_from_the_critics_too(
     critics = [name for name in same if name.startswith(("critics.", "critics_target.")) and "weight" in name]
     assert critics
     assert all(same[name] == (parts == "all") for name in critics)
-    assert "start new" not in caplog.text
+    assert "start untrained" not in caplog.text
 
 
 def test_a_fine_tuned_run_acts_with_its_weights_and_evaluates_them_first(first_sac: Run) -> None:
@@ -230,7 +230,7 @@ def test_init_from_best_takes_only_the_policy_and_logs_it(
     """The checkpoint of the best model's opt step is deleted here; otherwise the critics would be read from it."""
     shutil.rmtree(copy / "checkpoints")
     train(*SAC, *ONE_OPT_STEP, f"init_from={copy / 'best'}")
-    assert "best/ has the policy alone; alpha and critics start new" in caplog.text
+    assert "best/ has only the policy; alpha and critics start untrained" in caplog.text
 
 
 @pytest.mark.parametrize(

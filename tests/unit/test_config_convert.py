@@ -68,7 +68,7 @@ def test_a_single_value_is_a_list_of_one():
         ("agent.max_grad_norm", "auto", ["'auto' is of the wrong type", "or null"]),
         ("agent.hidden", [256, 0], ["0 is out of range", "a list in brackets"]),
         ("env.kwargs", "b:2", ["not keys with values", "such as {name: 1}, which a shell needs in quotes"]),
-        ("env.kwargs", {"a": math.nan}, ["it cannot be kept with a run"]),
+        ("env.kwargs", {"a": math.nan}, ["it cannot be stored with a run"]),
         ("env.wrappers", [{"kwargs": {}}], ["a name, or {name: …, kwargs: {…}}"]),
         ("trainer.eval_interval", 0, ["0 is out of range", "or null", "opt steps"]),
     ],

@@ -289,7 +289,7 @@ def test_one_model_is_evaluated_one_waits_and_a_newer_one_replaces_it(
     assert setup.pending == []
     assert setup.series("eval/skipped") == [(10, 2.0), (40, 2.0)]
     assert setup.progress.evaluations == [(10, 1.0), (40, 4.0)]
-    assert caplog.text.count("so some models are left out") == 1
+    assert caplog.text.count("so some models are not evaluated") == 1
 
 
 def test_a_model_that_may_end_the_run_is_not_replaced() -> None:
