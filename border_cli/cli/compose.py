@@ -178,20 +178,18 @@ class Composer:
             chosen = merged.hydra.runtime.choices
             config = check_composed(merged, chosen, typed, self.choices("preset"))
         except UsageError as e:
-            self._name_files(e, chosen, typed)
+            key = str(e).partition(":")[0]
+            folders = [f.removeprefix("file://") for f in (self._config_dir, *self._folders) if f]
+            files = [
+                Path(folder, group, f"{name}.yaml") for folder in folders for group, name in chosen.items()
+            ]
+            files = [file for file in files if file.is_file() and str(file) not in str(e)]
+            of_group = [file for file in files if key.partition(".")[0] == file.parent.name]
+            if files and (key not in typed or key in GROUPS):  # the mistake is in one of the user's files
+                add_note(e, f"in {' or '.join(map(str, of_group or files))}")
             raise
         run_dir = Path(_folder(merged, config, "hydra.run.dir")) if "hydra.run.dir" in typed else None
         return Composed(config, merged, HydraContext(self.hydra.config_loader, Callbacks(merged)), run_dir)
-
-    def _name_files(self, error: UsageError, chosen: Mapping[str, str], typed: Mapping[str, str]) -> None:
-        """Add to an error which of the user's files have the mistake, unless it was typed. chosen: option by group."""
-        key = str(error).partition(":")[0]
-        folders = [folder.removeprefix("file://") for folder in (self._config_dir, *self._folders) if folder]
-        files = [Path(folder, group, f"{name}.yaml") for folder in folders for group, name in chosen.items()]
-        own_files = [file for file in files if file.is_file() and str(file) not in str(error)]
-        of_group = [file for file in own_files if key.partition(".")[0] == file.parent.name]
-        if own_files and (key not in typed or key in GROUPS):
-            add_note(error, f"in {' or '.join(map(str, of_group or own_files))}")
 
 
 def _folder(merged: DictConfig, config: TrainConfig, key: str) -> str:

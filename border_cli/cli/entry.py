@@ -21,9 +21,8 @@ MAX_LINES = 3
 """Of an error."""
 
 
-def _run(module: str, early: bool = False) -> int:
-    """Call the command of a module. early: start the fork server first. Returns the exit code."""
-    name = "main"
+def _run(module: str, name: str = "main", early: bool = False) -> int:
+    """Call a command. early: start the fork server first. Returns the exit code."""
     if sys.argv[1:2] == ["-sc"] and module in ("train", "bench"):
         module, name = "help", "complete"  # which imports little
     # A run has handlers of its own; these are for the time before and after. Process 1 of a container has no default
@@ -57,7 +56,7 @@ def train() -> int:
 
 evaluate = partial(_run, "eval")
 report = partial(_run, "report")
-export = partial(_run, "export")
+export = partial(_run, "eval", name="export")
 bench = partial(_run, "bench")
 
 

@@ -1,4 +1,4 @@
-"""`border-eval`: find a model, run it on new episodes, print the statistics and write them into the run directory.
+"""`border-eval` plays new episodes with the model of a run, and `border-export` writes its policy for other programs.
 
 Nothing imports torch or gymnasium before the command line is accepted and the model has verified.
 """
@@ -28,7 +28,7 @@ from border_cli.cli.overrides import (
 from border_cli.config.convert import to_config
 from border_cli.config.schema import EnvConfig, option
 from border_cli.config.validate import check_effect
-from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
+from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, ResourceError, UsageError
 from border_cli.core.format import counted, number
 from border_cli.core.metrics import mean_interval
 from border_cli.core.protocols import ActingPolicy
@@ -36,7 +36,7 @@ from border_cli.core.types import Evaluation
 from border_cli.display.output import write_line
 from border_cli.display.text import table_text
 from border_cli.run import load
-from border_cli.run.directory import check_code, check_plain
+from border_cli.run.directory import DISK_FULL, check_code, check_plain, shown
 from border_cli.run.find import Located, model_directory, parse_checkpoint
 from border_cli.run.summary import write_json
 from border_cli.runtime import seeding
@@ -90,6 +90,48 @@ def main(argv: Sequence[str]) -> None:
     torch.set_num_threads(1)  # batches of ten observations are too small to share among threads
     policy = load.make_policy(saved, flags.seed)
     _evaluate(flags, located, saved, env, policy, override_values(overrides))
+
+
+@dataclass
+class _ExportSettings:
+    """The settings of border-export."""
+
+    format: str = option("numpy", "what to write", choices=("onnx", "numpy"))
+    out: str | None = option(None, "the folder to write to")
+    checkpoint: str | None = option(None, "best, last, or an opt step")
+    debug: bool = option(False, "show tracebacks")
+    trust: bool = option(False, "import the code that the run names")
+
+
+@command
+def export(argv: Sequence[str]) -> None:
+    """The command."""
+    parser = Parser("border-export", _ExportSettings, ("plugins=",))
+    flags, paths, overrides = parser.read_paths(argv)
+    if parser.answers(flags):
+        return
+    named = typed_names(overrides).get("plugins", ())
+    located, saved = find_model(paths, flags.checkpoint, flags.trust)
+    model = saved.description
+    load.import_plugins(model, named, flags.trust)
+    policy = load.make_policy(saved, 0)
+    from border_cli.export.write import write_policy
+
+    if flags.out:
+        folder = Path(flags.out)
+        if (folder / "README.md").exists() and not list(folder.glob("policy.*")):
+            raise UsageError(f"out={folder} has a README.md of something else", allowed="out=<a new folder>")
+    else:
+        folder = (located.run_dir or located.path) / "export" / flags.format
+    env = load.stored_config(model).env
+    title = f"{model.agent['type']} on {env.name}, opt step {saved.info.version:,}"
+    in_info = env.action_mask == "info"
+    try:
+        files = write_policy(policy, model.spec, folder, flags.format, title, in_info)
+    except OSError as e:
+        kind = ResourceError if e.errno in DISK_FULL else UsageError
+        raise kind(f"{folder} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
+    show("\n".join(["written", *(f"  {shown(path.absolute())}" for path in files)]))
 
 
 def find_model(paths: Sequence[Path], checkpoint: str | None, trusted: bool) -> tuple[Located, SavedModel]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import border_cli
-from border_cli.cli.export import main
+from border_cli.cli.eval import export as main
 from border_cli.export import numpy_policy
 
 
