@@ -32,13 +32,6 @@ _BEAT_S = 0.25
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class SentState:
-    """Message to the learner, which has asked for the actor's state."""
-
-    state: State
-
-
 def wait_until(poll: Callable[[], T], state: ActorState, status: ActorStatus) -> T:
     """Call `poll` until it returns a true value, and return this value. In between, sleep until the learner changes
     something.
@@ -205,7 +198,7 @@ class LockstepActor(Actor):
             if self.state_wanted():  # only now: every round that may have started is complete
                 policy = State({}, self.policy.generator_state())
                 parts = {"own": self._own_state(), "policy": policy, "sampler": self.sampler.state()}
-                self.send(SentState(joined(parts)))
+                self.send(joined(parts))
             return False
 
         self._wait(is_due, ActorState.WAITING_FOR_MODEL)
@@ -232,7 +225,7 @@ def run_actor(
     Args:
         status: its state is DONE once everything is handed over; closing the environments may then take long.
         send: gets `Ready` once the environments are reset and the first model is held.
-        state_wanted: in lockstep, whether the learner asks for the actor's state; `send` then gets `SentState`.
+        state_wanted: in lockstep, whether the learner asks for the actor's state; `send` then gets it.
         state: in lockstep, the saved state to continue from.
     """
     # Environments may draw from the global generators.

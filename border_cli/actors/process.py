@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from selectors import EVENT_READ, DefaultSelector
 
-from border_cli.actors.actor import SentState, run_actor
+from border_cli.actors.actor import run_actor
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
@@ -16,11 +16,6 @@ from border_cli.runtime.child import Child
 from border_cli.runtime.supervision import Condition, Limits, Loss, SupervisedProcess
 from border_cli.runtime.transport import ModelChannel, Ring, model_layout, ring_rows
 from border_cli.runtime.worker import Ready, Reporter
-
-
-@dataclass(frozen=True)
-class SendState:
-    """Message to the actor: the learner asks for its state."""
 
 
 def actor_main(
@@ -36,7 +31,7 @@ def actor_main(
 
     def state_wanted() -> bool:
         with contextlib.suppress(EOFError, ConnectionResetError):
-            return reporter.pipe.poll() and isinstance(reporter.pipe.recv(), SendState)
+            return reporter.pipe.poll() and bool(reporter.pipe.recv())
         return False  # the learner died, and this process ends with it
 
     run_actor(spec, actor_id, models, ring, status, reporter.send, state_wanted, state)
@@ -179,7 +174,7 @@ class ActorHandle(SupervisedProcess):
     def request_state(self) -> None:
         """Ask for the actor's state, which it sends between two rounds."""
         self.sent_state = None
-        self.send(SendState())
+        self.send("state")  # the only message that there is
         self._status.changed.set()
 
     def release(self) -> None:
@@ -195,8 +190,8 @@ class ActorHandle(SupervisedProcess):
         match message:
             case Ready(exact):
                 self._counts.exact = exact
-            case SentState(state):
-                self.sent_state = state
+            case State():
+                self.sent_state = message
 
 
 def resumed_stat(actor: int, incarnation: int, env_steps: int, episodes: int) -> ActorStat:

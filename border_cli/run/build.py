@@ -227,9 +227,7 @@ def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int
     limit = None if is_reproducible(c) or e.max_episode_steps is not None else by_training
     if e.type == "process":
         return ProcessEvaluator(parts, agent.model_info(), e.heartbeat_timeout_s, e.restarts, limit)
-    lazy = c.trainer.eval_interval is None or not is_reproducible(c)
-    make_runner = partial(parts.runner, setup.tick, setup.stop)
-    return InlineEvaluator(make_runner, parts.policy(setup.spec), lazy=lazy, limit=limit)
+    return InlineEvaluator(partial(parts.runner, setup.tick, setup.stop), parts.policy(setup.spec), limit)
 
 
 def make_inline_evaluator(config: TrainConfig, spec: EnvSpec) -> InlineEvaluator:

@@ -183,8 +183,6 @@ class Child:
             self._ends_within(_KILL_S)
         self._status.close()
 
-    close = end
-
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Whether its function has returned or failed, or the process died; waits for at most timeout_s."""
         deadline = Deadline(timeout_s)

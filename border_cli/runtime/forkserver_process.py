@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -72,7 +72,7 @@ class _Running:
     tail: bytes = b""
     left_out: int = 0
     code: int = 0
-    report_due: float = field(default=0.0)
+    report_due: float = 0.0
 
 
 class _Server:
@@ -82,9 +82,7 @@ class _Server:
         self._clients = set[socket.socket]()
         self._running: dict[int, _Running] = {}
         self._ended: list[_Running] = []  # to be reported
-        self._left: dict[
-            int, float
-        ] = {}  # processes that children have left behind, and when they are killed
+        self._left: dict[int, float] = {}  # what children have left behind, and when it is killed
         self._last_writer: dict[str, str] = {}
         self._wakeup = os.pipe()
         for end in self._wakeup:
@@ -206,9 +204,7 @@ class _Server:
         except BlockingIOError:
             return False
         if not data:
-            self._selector.unregister(running.printed)
-            os.close(running.printed)
-            running.printed = -1
+            self._close_printed(running)
             return False
         running.tail = (running.tail + data)[-_TAIL:]
         if (file := running.file) is None:
@@ -226,6 +222,12 @@ class _Server:
                 kept = b""
         running.left_out += len(data) - len(kept)
         return True
+
+    def _close_printed(self, running: _Running) -> None:
+        if running.printed >= 0:
+            self._selector.unregister(running.printed)
+            os.close(running.printed)
+            running.printed = -1
 
     def _reap(self) -> None:
         """Take the exit codes of the processes that have ended."""
@@ -264,9 +266,7 @@ class _Server:
                     f"\n==> {running.name}: {running.left_out} bytes left out, which end with <==\n".encode()
                 )
                 _append(running.file, last + running.tail + b"\n")
-            if running.printed >= 0:
-                self._selector.unregister(running.printed)
-                os.close(running.printed)
+            self._close_printed(running)
             _tell(running.status, Ended(running.code, running.tail.decode("utf-8", "replace")))
             with contextlib.suppress(KeyError, ValueError):  # the client has closed its end
                 self._selector.unregister(running.status.fileno())

@@ -107,7 +107,7 @@ class JobHost:
         end = self.process.job_end
         self.process.update()
         if end is not None:
-            self.process.close()
+            self.process.end()
         return JobStatus(self.process.latest, end)
 
     def signal(self, number: int) -> None:
@@ -154,7 +154,7 @@ class RayJob:
         elif number != signal.SIGUSR1:
             self.job_end = JobEnd(128 + int(number))
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Kill the job if it still runs."""
         with contextlib.suppress(self.ray.exceptions.RayError):  # it may be gone, or its node
             self.ray.kill(self.host, no_restart=True)

@@ -154,7 +154,7 @@ class Scheduler:
             raise
         finally:
             for process in self._processes:
-                process.close()
+                process.end()
 
     def _stop_all(self) -> None:
         """Ask every job to stop, and wait until each has saved its checkpoint and has ended."""
@@ -183,7 +183,7 @@ class Scheduler:
         slot.process.update()
         if (end := slot.process.job_end) is not None:
             self._running.remove(slot)
-            slot.process.close()
+            slot.process.end()
             if self._end(slot.job, end, source) == DONE:
                 self._durations.append(slot.seconds)
         elif slot.process.latest and not source.may_continue(slot.job, slot.process.latest):

@@ -147,11 +147,10 @@ class InlineEvaluator:
     """Implements `core.protocols.Evaluator` in this thread. An environment that hangs here hangs the run.
 
     Args:
-        make_runner: makes the environments; may take long.
+        make_runner: makes the environments; may take long. Called at the first `begin` or `poll`: the actors act already
+            then, and a run with `trainer.eval_interval=null`, which polls nothing, may never need them.
         policy: the evaluator's own, so that an evaluation changes nothing of the agent.
         limit: env steps at which the episodes of the next evaluation are cut; None for that of the runner.
-        lazy: make the environments at the first `begin` or `poll`, when the actors act already. A run with
-            `trainer.eval_interval=null`, which polls nothing, may never need them.
     """
 
     concurrent = False
@@ -160,12 +159,11 @@ class InlineEvaluator:
         self,
         make_runner: Callable[[], EpisodeRunner],
         policy: ActingPolicy,
-        lazy: bool = False,
         limit: Callable[[], int] | None = None,
     ) -> None:
         self._make_runner = make_runner
         self._limit = limit
-        self._runner = None if lazy else make_runner()
+        self._runner: EpisodeRunner | None = None
         self._policy = policy
         self._evaluation: Evaluation | None = None
 

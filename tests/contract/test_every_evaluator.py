@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 
 import pytest
 
@@ -28,34 +27,29 @@ Make = Callable[..., AbstractContextManager[Evaluator]]
 
 
 @contextmanager
-def inline(
-    n_envs: int = 2, cap: int = 100, truncating: bool = False, lazy: bool = False
-) -> Iterator[Evaluator]:
+def inline(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterator[Evaluator]:
     envs: list[SeededEnv] = []
 
     def make() -> EpisodeRunner:
         envs.append(SeededEnv(n_envs, truncating))
         return EpisodeRunner(envs[-1], cap, lambda: False)
 
-    evaluator = InlineEvaluator(make, WeightPolicy(), lazy)
-    assert len(envs) == (0 if lazy else 1)
+    evaluator = InlineEvaluator(make, WeightPolicy())
+    assert not envs
     yield evaluator
     evaluator.close()
     assert len(envs) <= 1 and all(env.closed for env in envs)
 
 
-lazy = partial(inline, lazy=True)
-
-
 @pytest.mark.parametrize("first", ["poll", "begin"])
-def test_a_lazy_evaluator_makes_its_environments_once(first: str) -> None:
+def test_an_evaluator_makes_its_environments_once_and_late(first: str) -> None:
     envs: list[SeededEnv] = []
 
     def make() -> EpisodeRunner:
         envs.append(SeededEnv(2, False))
         return EpisodeRunner(envs[-1], 100, lambda: False)
 
-    evaluator = InlineEvaluator(make, WeightPolicy(), lazy=True)
+    evaluator = InlineEvaluator(make, WeightPolicy())
     assert not envs
     if first == "poll":
         evaluator.poll()
@@ -71,7 +65,7 @@ def process(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterat
         yield evaluator
 
 
-@pytest.fixture(params=[inline, lazy, process], ids=["inline", "lazy", "process"])
+@pytest.fixture(params=[inline, process], ids=["inline", "process"])
 def evaluating(request: pytest.FixtureRequest) -> Make:
     forkserver.start_early(LIGHT_PRELOAD)
     make: Make = request.param

@@ -133,7 +133,8 @@ def test_a_job_sees_its_gpu_alone_and_leaves_a_ctrl_c_while_it_starts_to_the_swe
     """Until the process leads a group of its own, the terminal sends it SIGINT too."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
     process = JobProcess(visible_gpus, tmp_path, 1, gpu)
-    with contextlib.closing(process):
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(process.end)
         process.signal(signal.SIGINT)  # it takes a moment to import what it runs
         wait_until(lambda: process.job_end is not None, "the end of the job")
         assert process.job_end == JobEnd(2, gpu or "0,3")
