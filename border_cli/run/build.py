@@ -59,7 +59,8 @@ from border_cli.run.summary import Resumed, RunFiles
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s
 from border_cli.runtime.stopping import StopFlag
-from border_cli.training.best_model import CheckpointManager, EvalSeeds
+from border_cli.training.best_model import EvalSeeds
+from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.components import Components
 from border_cli.training.evaluators import EvaluatorSpec, InlineEvaluator, ProcessEvaluator
 from border_cli.training.films import Films

@@ -26,7 +26,6 @@ from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime.stopping import Backoff
 from border_cli.training.best_model import (
     Candidate,
-    CheckpointManager,
     EvalSeeds,
     choose,
     fresh_rounds,
@@ -34,6 +33,7 @@ from border_cli.training.best_model import (
     least_mean,
     with_candidate,
 )
+from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.telemetry import Telemetry
 
 _MAX_JOBS = 2

@@ -22,7 +22,7 @@ from border_cli.core.progress import Progress
 from border_cli.core.spaces import Array
 from border_cli.core.state import Block, RunState, State
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.training.best_model import CheckpointManager
+from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_SPEC

@@ -16,7 +16,7 @@ from border_cli.core.errors import CheckpointIOError, ExitCode
 from border_cli.core.progress import Progress
 from border_cli.core.state import RunState, State
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.training.best_model import MAX_FAILURES, CheckpointManager
+from border_cli.training.checkpointer import MAX_FAILURES, CheckpointManager
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 from tests.fakes import COUNTING_SPEC

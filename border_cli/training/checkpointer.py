@@ -1,0 +1,164 @@
+"""Writes the checkpoints of a run and its best model, and copes with a disk that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import monotonic
+
+from rich.filesize import decimal
+
+from border_cli.checkpoints import contents, store
+from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, Files, ModelDescription
+from border_cli.config.schema import TrainConfig
+from border_cli.core.errors import CheckpointIOError, first_line
+from border_cli.core.protocols import Agent
+from border_cli.core.spaces import EnvSpec
+from border_cli.core.state import RunState, State
+from border_cli.core.types import Evaluation, ModelInfo
+from border_cli.training.telemetry import Telemetry
+
+MAX_FAILURES = 3
+"""This many failed saves in a row end the run."""
+_logger = logging.getLogger(__name__)
+
+
+class CheckpointManager:
+    """Saves checkpoints/step-…/ and best/ of one run.
+
+    Each write is tried twice. After a failed checkpoint training continues; the third failure in a row, or a failure of the
+    last write of the run, raises CheckpointIOError. A best model that cannot be written is kept in memory and written with
+    the next checkpoint. A block of the replay that is full is written once: later checkpoints hard-link its file.
+
+    Attributes:
+        saved_at: opt step of the newest checkpoint, 0 before the first.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: TrainConfig,
+        spec: EnvSpec,
+        agent: Agent,
+        telemetry: Telemetry,
+        on_saved: Callable[[int], None] = lambda _: None,
+        resumed_from: Path | None = None,
+    ) -> None:
+        """on_saved: called with the opt step of each new checkpoint · resumed_from: the checkpoint to resume from."""
+        self._dir = run_dir
+        self._agent = agent
+        self._telemetry = telemetry
+        self._keep = config.checkpoint.keep
+        self._with_replay = config.checkpoint.replay == "full"
+        self._seed = config.seed
+        self._on_saved = on_saved
+        self._resumed_from = resumed_from
+        self._model = ModelDescription(
+            agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
+        )
+        self._written_blocks: dict[str, tuple[Path, store.FileEntry]] = {}
+        self._pending_best: tuple[int, Files] | None = None
+        self._failures = 0  # in a row
+        self.saved_at = 0
+
+    def save_best(self, model: ModelInfo, score: Evaluation, regular: Evaluation | None = None) -> None:
+        """Replace best/ by this model. score, regular: see `contents.best_files`. The arrays are copied."""
+        self._pending_best = (score.opt_steps, contents.best_files(self._model, model, score, regular))
+        try:
+            self._twice(self._write_best)
+        except CheckpointIOError as e:
+            _logger.warning("%s; the model is kept in memory for the next save", first_line(e))
+
+    def save(self, state: RunState, last: bool = False) -> None:
+        """Write a checkpoint of this state, after the best model if that is still pending. last: no save follows."""
+        began = monotonic()
+
+        def write() -> None:
+            self._write_best()  # first: no checkpoint mentions a best model that is not on the disk
+            self._write_checkpoint(state)
+
+        if self._attempt(write, last):
+            self.saved_at = int(state.loop["limiter"]["opt_steps"])
+            self._telemetry.took("time/save_ms", monotonic() - began)
+
+    def save_pending_best(self) -> None:
+        """At the end of a run: write the best model if that is still pending."""
+        if self._pending_best is not None:
+            self._attempt(self._write_best, last=True)
+
+    def _attempt(self, write: Callable[[], None], last: bool = False) -> bool:
+        """Write, and return whether that succeeded. Raises CheckpointIOError, see the class."""
+        try:
+            self._twice(write)
+        except CheckpointIOError as e:
+            self._failures += 1
+            if not last and self._failures < MAX_FAILURES:
+                _logger.warning("%s; training continues", first_line(e))
+                return False
+            why = "it was the last save of the run" if last else f"{MAX_FAILURES} saves in a row have failed"
+            raise CheckpointIOError(
+                f"{first_line(e)}\n{why}; the checkpoints before it are unchanged\n"
+                "allowed: a disk that has room and can be written to; then resume=<run> continues from the newest"
+            ) from e
+        self._failures = 0
+        return True
+
+    def _twice(self, write: Callable[[], None]) -> None:
+        """Write, and once more if that fails."""
+        began = monotonic()
+        try:
+            try:
+                write()
+            except CheckpointIOError:
+                write()
+        except CheckpointIOError:
+            self._telemetry.failed_saves += 1
+            raise
+        finally:
+            self._telemetry.excluded_s += monotonic() - began
+
+    def replay_loaded(self, replay: State) -> None:
+        """Note that this replay was loaded from `resumed_from`: its full blocks are on the disk already."""
+        if self._resumed_from is not None and self._with_replay:
+            self._note_blocks(self._resumed_from, store.read_manifest(self._resumed_from), replay)
+
+    def _write_best(self) -> None:
+        if self._pending_best is not None:
+            opt_steps, files = self._pending_best
+            store.write(self._dir, BEST, files, opt_steps)
+            self._pending_best = None
+
+    def _write_checkpoint(self, state: RunState) -> None:
+        info = self._agent.model_info()
+        replay = state.replay if self._with_replay else None
+        state = replace(state, replay=replay, generators={"seed": self._seed, **state.generators})
+        files = contents.checkpoint_files(self._model, info, state)
+        # A block that was full and has lost its oldest rows since is not full now: it is written again.
+        links = {name: self._written_blocks[name] for name in _full(replay) if name in self._written_blocks}
+        for name, link in links.items():
+            files[name] = store.LinkTo(*link, files[name])
+        path = self._dir / CHECKPOINTS / store.step_name(info.version)
+        manifest = store.write(path.parent, path.name, files, info.version)
+        try:
+            store.prune(path.parent, self._keep, by_size=(REPLAY,))
+        except CheckpointIOError as e:  # the new checkpoint is there; one more old one does no harm
+            _logger.warning("%s", e)
+        self._note_blocks(path, manifest, replay)
+        total = sum(entry.bytes for entry in manifest.files.values())
+        new = total - sum(manifest.files[name].bytes for name in links)
+        _logger.info(
+            "checkpoint at opt step %d: %s, %s of it new", info.version, decimal(total), decimal(new)
+        )
+        self._on_saved(info.version)
+
+    def _note_blocks(self, path: Path, manifest: store.Manifest, replay: State | None) -> None:
+        """Later checkpoints link the full blocks of this one instead of writing them again."""
+        files = manifest.files
+        self._written_blocks = {name: (path / name, files[name]) for name in _full(replay) if name in files}
+
+
+def _full(replay: State | None) -> list[str]:
+    """Files of the blocks that are full, and never change as long as they are."""
+    return [] if replay is None else [contents.block_file(block) for block in replay.blocks if block.sealed]
