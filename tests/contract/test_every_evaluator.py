@@ -41,24 +41,6 @@ def inline(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterato
     assert len(envs) <= 1 and all(env.closed for env in envs)
 
 
-@pytest.mark.parametrize("first", ["poll", "begin"])
-def test_an_evaluator_makes_its_environments_once_and_late(first: str) -> None:
-    envs: list[SeededEnv] = []
-
-    def make() -> EpisodeRunner:
-        envs.append(SeededEnv(2, False))
-        return EpisodeRunner(envs[-1], 100, lambda: False)
-
-    evaluator = InlineEvaluator(make, WeightPolicy())
-    assert not envs
-    if first == "poll":
-        evaluator.poll()
-        assert len(envs) == 1
-    evaluator.begin(model(1), SEEDS)
-    evaluator.poll()
-    assert len(envs) == 1
-
-
 @contextmanager
 def process(n_envs: int = 2, cap: int = 100, truncating: bool = False) -> Iterator[Evaluator]:
     with beside(spec_of(make_env, n_envs, truncating, cap=cap)) as evaluator:

@@ -11,7 +11,6 @@ from border_cli.training.best_model import (
     CANDIDATES,
     Candidate,
     choose,
-    fresh_rounds,
     least_mean,
     with_candidate,
 )
@@ -44,17 +43,6 @@ def test_the_highest_regular_scores_are_candidates() -> None:
 def test_among_equal_scores_the_first_and_the_newest_stay() -> None:
     assert steps(*((n, 500.0) for n in range(1, 10))) == [1, 6, 7, 8, 9]
     assert steps((0, 1.0), *((n, 500.0) for n in range(1, 6))) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("evaluations", "rounds"),
-    [(0, (1, 0, 1)), (1, (1, 0, 1)), (12, (1, 1, 1)), (40, (1, 3, 3)), (100, (3, 8, 8))],
-)
-def test_fresh_episodes_are_half_as_many_as_the_regular_ones(
-    evaluations: int, rounds: tuple[int, int, int]
-) -> None:
-    """5 candidates play the first rounds, 2 of them the second; for the scores, 2 models play the last."""
-    assert fresh_rounds(evaluations) == rounds
 
 
 def played(

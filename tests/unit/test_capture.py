@@ -62,11 +62,6 @@ def test_captured_opt_steps_equal_eager_ones(agent: str, weighted: bool) -> None
     assert len(errors[0]) == (7 if weighted else 0)
 
 
-def test_every_variant_is_captured() -> None:
-    assert make_learner("td3").algorithm.variants == (0, 1)
-    assert make_learner("sac").algorithm.variants == (1,)
-
-
 def loaded(number: int, weighted: bool = True) -> TensorBatch:
     """Return the tensors of a batch."""
     buffer: Any = OneBatchBuffer(batch_of("dqn", number, weighted=weighted))

@@ -93,15 +93,6 @@ def test_when_the_machine_changes_the_choice_does() -> None:
     assert len(run.notes) == 1, "later changes are in the log alone"
 
 
-def test_drift_that_hits_all_forms_decides_nothing() -> None:
-    """Every opt step takes up to twice as long as 5 s before, in waves; one form is 0.9 times as fast."""
-
-    def duration(form: Form, now: float) -> float:
-        return (0.010 if form == FAST else 0.009) * (1.0 + abs(now % 10.0 - 5.0) / 5.0)
-
-    assert FakeRun((FAST, EAGER), duration).until(300.0) == EAGER
-
-
 @pytest.mark.parametrize(("cpus", "tried"), [(1.4, {1}), (1.6, {1, 2}), (3.6, {1, 2, 4})])
 def test_more_threads_are_tried_only_on_cpus_that_were_idle(cpus: float, tried: set[int]) -> None:
     """CPUs that nothing but this run uses. Threads that wait for a CPU slow an opt step down a hundredfold."""

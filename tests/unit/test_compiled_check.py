@@ -87,20 +87,6 @@ def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPa
     check_code(*(image_learner() if agent == "convolutions" else vector_learner(agent)), monkeypatch)
 
 
-def test_a_graph_has_what_happens_below_autograd_and_the_tensors_of_others_as_constants() -> None:
-    """f(x, y) = ∂/∂x (x·c)² = 2·c²·x, and y grows by 1 in place."""
-    c, x, y = torch.tensor(3.0), torch.tensor(2.0), torch.tensor(5.0)
-    recorder = graph.GraphRecorder([x, y])
-    with recorder:
-        free = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad((free * c).square(), free)
-        y.add_(1.0)
-    recorded = recorder.finish([gradient])
-    other_y = torch.tensor(10.0)
-    (result,) = recorded(torch.tensor(1.0), other_y)
-    assert (result.item(), other_y.item()) == (18.0, 11.0)
-
-
 @pytest.mark.parametrize(
     ("settings", "is_read"),
     [

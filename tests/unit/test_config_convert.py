@@ -7,7 +7,6 @@ import math
 import pytest
 
 from border_cli.config.convert import all_keys, known_keys, nearest_key, to_config, to_plain
-from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 
 DQN = {"agent": {"type": "dqn"}}
@@ -19,13 +18,6 @@ def refused(data):
     lines = str(refusal.value).splitlines()
     assert 1 <= len(lines) <= 3
     return lines
-
-
-def test_missing_keys_take_their_defaults():
-    config = to_config(DQN | {"env": {"id": "CartPole-v1"}})
-    assert (config.agent.lr, config.agent.hidden) == (1e-3, [256, 256])
-    assert (config.env.id, config.env.kwargs) == ("CartPole-v1", {})
-    assert config.trainer == TrainConfig().trainer
 
 
 def test_conversion_round_trips_and_shares_no_default():
@@ -78,13 +70,6 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(key, value, fragments):
     lines = refused({section: DQN.get(section, {}) | {name: value}})
     assert lines[0].startswith(f"{key}: ")
     assert all(fragment in "\n".join(lines) for fragment in fragments), lines
-
-
-@pytest.mark.parametrize("resources", [{"GPU": "one"}, {"sim": -1}])
-def test_amounts_of_resources_are_numbers(resources):
-    (problem, *_) = refused({"actor_manager": {"type": "ray", "resources": resources}})
-    assert problem.startswith("actor_manager.resources: ")
-    to_config(DQN | {"actor_manager": {"type": "ray", "resources": {"GPU": 0.5, "sim": 1}}})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,13 +43,6 @@ def test_runs_started_at_once_get_different_folders_and_latest_links_to_the_newe
     assert (tmp_path / "latest").resolve() == runs[-1].resolve()
     assert [create_sweep(tmp_path).name for _ in range(2)] == ["10-15-00.007", "10-15-00.007-2"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-21", "latest", "sweeps"]
-
-
-def test_the_folder_of_a_run_has_its_date_and_time_and_a_folder_named_latest_stays(tmp_path: Path) -> None:
-    (tmp_path / "latest").mkdir()
-    run = create_run("dqn_cartpole", tmp_path)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d\.\d{3}_dqn_cartpole", str(run.relative_to(tmp_path)))
-    assert (tmp_path / "latest").is_dir() and not (tmp_path / "latest").is_symlink()
 
 
 def test_a_run_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

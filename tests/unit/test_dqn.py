@@ -166,12 +166,6 @@ def test_exploration_is_uniform_over_the_allowed_actions(
         assert counts / 20_000 == pytest.approx(expected, abs=0.02)
 
 
-def test_greedy_acting_draws_no_random_number() -> None:
-    rng = np.random.default_rng(0)
-    epsilon_greedy(np.eye(2), 0.0, rng, masked=False)
-    assert rng.random() == np.random.default_rng(0).random()
-
-
 # -- the agent ----------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import numpy as np
@@ -183,14 +182,6 @@ def test_the_trial_returns_the_spaces_and_each_warning_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GymEnv(warns, 2, quiet=True).close()
-
-
-def test_the_trial_can_leave_the_closing_to_its_caller(closed: list[CountingEnv]) -> None:
-    """A `close` that hangs does not delay the answer."""
-    with ExitStack() as at_end:
-        try_env(counting(env=0), at_end)
-        assert closed == []
-    assert len(closed) == 2, "the environment, and another one that it was compared with"
 
 
 @pytest.mark.parametrize(

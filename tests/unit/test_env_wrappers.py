@@ -19,7 +19,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.envs.group import GymEnv
 from border_cli.envs.try_env import Probed, try_env
 from border_cli.run import resume
-from tests.envs import SPACES, Add, Sound
+from tests.envs import SPACES, Sound
 
 ONE = np.zeros(1, np.int64)
 COUNTING = "tests.counting:CountingEnv"
@@ -76,17 +76,6 @@ def test_wrappers_keep_observations_that_the_environment_changes_in_place() -> N
     assert env.observe([0])["obs"].ravel().tolist() == [1, 2, 3]
 
 
-def test_spaces_are_those_of_the_wrapped_environment() -> None:
-    """The limit of `env.max_episode_steps` is known to the wrapper, and stacking comes after it."""
-    options: dict[str, Any] = {"max_episode_steps": 7, "frame_stack": 2, "wrappers": ["TimeAwareObservation"]}
-    env = GymEnv(env_config(entry_point=COUNTING, **options))
-    env.reset(0, seed=0)
-    env.step([0], ONE)
-    (leaf,) = env.spec.obs.leaves
-    assert (leaf.shape, leaf.stack) == ((2, 5), 2)
-    assert env.observe([0])["obs"][0, :, 4].tolist() == [0, 1]  # the time
-
-
 @pytest.mark.parametrize(
     ("wrapper", "message"),
     [
@@ -99,21 +88,6 @@ def test_spaces_are_those_of_the_wrapped_environment() -> None:
 )
 def test_a_wrapper_that_is_misspelt_or_raises_is_named(wrapper: str, message: str) -> None:
     assert message in refused(env_config(entry_point=COUNTING, wrappers=[wrapper]))
-
-
-class Weighted(Add):
-    """Adds the first of some weights, which must be an array."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any], weight: np.ndarray | None = None) -> None:
-        assert isinstance(weight, np.ndarray)
-        super().__init__(env, int(weight[0]))
-
-
-def test_a_list_becomes_an_array_where_the_wrapper_asks_for_one() -> None:
-    wrapper = {"name": f"{__name__}:Weighted", "kwargs": {"weight": [2, 0]}}
-    env = GymEnv(env_config(entry_point=COUNTING, kwargs={"actor": 5}, wrappers=[wrapper]))
-    env.reset(0, seed=0)
-    assert env.observe([0])["obs"][0, 0] == 5 + 2
 
 
 # -- ids of packages ----------------------------------------------------
@@ -235,9 +209,6 @@ FURTHER: dict[str, spaces.Space[Any]] = {
             "b": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
         }
     ),
-    "obs": spaces.Dict(
-        {"obs": spaces.Dict(x=spaces.Discrete(2), y=spaces.Discrete(3)), "x": spaces.Discrete(4)}
-    ),
     "small": spaces.Box(0, 3, (35, 40, 1), np.uint8),
     "large": spaces.Box(0, 3, (36, 40, 1), np.uint8),
     "binary": spaces.Box(0, 1, (4, 4, 2), np.uint8),
@@ -267,17 +238,6 @@ def test_parts_within_parts_have_dotted_names_and_the_mask_stays(
     assert spec.left_out == (() if keys else ("a.text (Text)",))
 
 
-@pytest.mark.usefixtures("further_spaces")
-@pytest.mark.parametrize("mask", ["none", "info"])
-def test_a_part_may_have_the_name_of_the_whole(mask: str) -> None:
-    """Also where a mask stands beside the observation."""
-    config = env_config(entry_point="tests.envs:Sampled", kwargs={"space": "obs"}, action_mask=mask)
-    root = "obs.obs" if mask == "info" else "obs"
-    for key, expected in (("obs", ["obs.x", "obs.y"]), ("obs.y", ["obs.y"]), ("x", ["x"])):
-        leaves = GymEnv(replace(config, obs_keys=[key])).spec.obs.leaves
-        assert [leaf.name for leaf in leaves if "mask" not in leaf.name] == [f"{root}.{e}" for e in expected]
-
-
 NESTED = {"entry_point": "tests.envs:Sampled", "kwargs": {"space": "nested"}}
 CORRIDOR: dict[str, Any] = {"entry_point": "tests.envs:Grid"}
 
@@ -291,6 +251,10 @@ CORRIDOR: dict[str, Any] = {"entry_point": "tests.envs:Grid"}
         (NESTED | {"obs_keys": ["a"]}, "'a.text' is a Text, which no agent takes\nallowed: a.x, b"),
         ({"id": "CartPole-v1", "obs_keys": ["image"]}, "obs_keys: there is no 'image'\nallowed: obs"),
         (CORRIDOR | {"kwargs": {"parts": ["mission"]}}, "nothing that an agent takes: mission is a Text"),
+        (
+            CORRIDOR | {"categories": {"image": [2]}},
+            "no small integer image 'image' of 1 channels\nnearest: image",
+        ),
     ],
 )
 def test_parts_that_do_not_exist_or_cannot_be_used_are_refused(env: dict[str, Any], message: str) -> None:
@@ -322,17 +286,6 @@ def categories(**env: Any) -> dict[str, list[int]]:
 )
 def test_which_images_hold_categories(env: dict[str, Any], expected: dict[str, list[int]]) -> None:
     assert categories(**env) == expected
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"picture": [2]}, "no small integer image 'picture' of 1 channels\nallowed: image"),
-        ({"image": [2]}, "no small integer image 'image' of 1 channels\nnearest: image"),
-    ],
-)
-def test_categories_of_what_is_no_such_image_are_refused(values: dict[str, list[int]], message: str) -> None:
-    assert message in refused(env_config(entry_point="tests.envs:Grid", categories=values))
 
 
 def probed_for_weights(saved: EnvConfig, here: EnvConfig) -> tuple[EnvSpec, Probed]:

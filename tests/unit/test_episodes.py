@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -78,16 +77,4 @@ def test_a12_an_evaluation_stops_before_the_next_env_step(polls: int) -> None:
     env, policy, left = SeededEnv(1), Policy(), iter(range(polls))
     assert EpisodeRunner(env, 100, lambda: next(left, None) is None).evaluate(policy, 42, SEEDS) is None
     assert env.taken <= polls
-    assert policy.modes == ["eval", "train"]
-
-
-@pytest.mark.parametrize("broken", ["reset", "step"])
-def test_the_policy_is_in_train_mode_after_a_failure(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a failure")
-
-    monkeypatch.setattr(SeededEnv, broken, fail)
-    policy = Policy()
-    with pytest.raises(RuntimeError, match="a failure"):
-        EpisodeRunner(SeededEnv(1), 100, lambda: False).evaluate(policy, 42, SEEDS)
     assert policy.modes == ["eval", "train"]

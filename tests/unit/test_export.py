@@ -26,7 +26,6 @@ from tests.exported import (
     spec_of,
     various,
 )
-from tests.fakes import NumpyPolicy
 from tests.faults.amounts import sampled
 
 CASES = [
@@ -69,7 +68,6 @@ def test_a_mask_in_the_info_is_an_argument_of_its_own(tmp_path: Path) -> None:
     ("observation", "message"),
     [
         ({"gear": 1, "speed": [0.0, 1.0, 2.0], "view": np.zeros((6, 6, 2))}, r"obs.speed has shape \(3,\)"),
-        ({"gear": [1], "speed": [0.0, 1.0], "view": np.zeros((6, 6, 2))}, "are a batch, others are not"),
     ],
 )
 def test_another_shape_of_a_part_is_named(tmp_path: Path, observation: Any, message: str) -> None:
@@ -110,11 +108,6 @@ def test_the_copied_policy_needs_neither_torch_nor_border_cli_and_its_readme_say
     )
     subprocess.run([sys.executable, "use.py"], cwd=tmp_path, check=True)
     assert_same(spec, np.load(tmp_path / "actions.npy"), actions_of(policy, spec, stored))
-
-
-def test_an_agent_without_a_function_of_tensors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be exported"):
-        write_policy(NumpyPolicy(), spec_of("vector", "dqn"), tmp_path, "numpy", "title")  # type: ignore[arg-type]
 
 
 def test_a_policy_with_its_own_way_of_acting_is_refused(tmp_path: Path) -> None:

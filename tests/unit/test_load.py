@@ -321,12 +321,6 @@ def test_errors_name_what_is_allowed(
     assert message.format(run=run) in refused((run / name).resolve(), checkpoint)
 
 
-@pytest.mark.parametrize(("checkpoint", "allowed"), [("last", "checkpoint=best"), (100, "best")])
-def test_a_run_with_only_best(tmp_path: Path, checkpoint: str | int, allowed: str) -> None:
-    error = refused(make_run(tmp_path / "run", steps=()), checkpoint)
-    assert error.splitlines()[1] == f"allowed: {allowed}"
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "damaged", "allowed"),
     [

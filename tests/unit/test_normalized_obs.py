@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.agent import Algorithm, NetworkAgent, update_statistics
-from border_cli.agents.dqn.agent import DqnAlgorithm, make_agent
+from border_cli.agents.agent import NetworkAgent, update_statistics
+from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.nets import Encoder, EncoderArrays, is_normalizable
 from border_cli.agents.params import TensorBatch
-from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from tests import learners
 from tests.learners import learn, learn_from, make_learner
@@ -177,14 +176,3 @@ def test_the_statistics_of_another_agent_are_taken_over_by_all_networks() -> Non
     expected = encoders(source)[0].statistics()
     for encoder in encoders(target):
         assert all(map(torch.equal, encoder.statistics(), expected))
-
-
-def test_an_algorithm_without_encoders_refuses_to_normalise() -> None:
-    class OtherAlgorithm(DqnAlgorithm):
-        encoders = Algorithm.encoders
-
-    algorithm: Any = agent(box(1)).algorithm
-    spec = EnvSpec(ObsSpec((box(1),)), DISCRETE)
-    message = r"does not normalise observations\nallowed: agent\.normalize_obs=false"
-    with pytest.raises(UsageError, match=message):
-        OtherAlgorithm(algorithm._layouts["online"], algorithm.state, algorithm.config, spec, 0)

@@ -93,23 +93,7 @@ def test_d9_the_end_does_not_wait_for_a_reader_that_takes_nothing(
     console._thread.join(60)
 
 
-def test_after_the_reader_left_lines_are_dropped_with_one_warning(
-    pipe: tuple[IO[bytes], IO[str]], caplog: pytest.LogCaptureFixture
-) -> None:
-    out, target = pipe
-    out.close()
-    console = Output(target, io.StringIO())
-    for _ in range(3):
-        console.stdout.write("x\n")
-        console.draw(lambda: "frame\n")
-    console.close()
-    assert caplog.messages == ["output stopped, training continues: Broken pipe"]
-
-
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_stream_that_is_no_file_is_written_to_as_it_is(
-    closed: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stream_that_is_no_file_is_written_to_as_it_is() -> None:
     """Such as that of a notebook, whose descriptor is that of the kernel: what is written there never reaches the cell."""
     reader, writer = os.pipe()
 
@@ -118,25 +102,12 @@ def test_a_stream_that_is_no_file_is_written_to_as_it_is(
             return writer
 
     cell = Cell()
-    if closed:
-        cell.close()
     console = Output(cell, io.StringIO())
     console.stdout.write("said\n")
     console.close()
     os.close(reader)
     os.close(writer)
-    assert (len(caplog.records) == 1) if closed else (cell.getvalue() == "said\n")
-
-
-def test_a_forked_process_has_no_thread_and_writes_by_itself(pipe: tuple[IO[bytes], IO[str]]) -> None:
-    out, target = pipe
-    console = Output(target, io.StringIO())
-    if (pid := os.fork()) == 0:
-        print("from the child", file=console.stdout, flush=True)
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert out.readline() == b"from the child\n"
-    console.close()
+    assert cell.getvalue() == "said\n"
 
 
 class Terminal:

@@ -1,4 +1,4 @@
-"""What a run does, takes and lasts, by hand."""
+"""What `auto` becomes, and what a run does, takes and lasts, from speeds that are not measured: by hand."""
 
 from __future__ import annotations
 
@@ -18,13 +18,138 @@ from border_cli.config.schema import (
     TrainConfig,
     TrainerConfig,
 )
-from border_cli.config.throughput import LOOP_S, Measured, duration, predict
+from border_cli.config.throughput import (
+    LOOP_S,
+    Measured,
+    decide,
+    duration,
+    env_counts,
+    most_actors,
+    predict,
+    recommended,
+)
+from border_cli.config.validate import validate
+from border_cli.core.errors import UsageError
+from border_cli.run import probes
+
+OPEN: dict[str, Any] = {"n_actors": None, "envs": None}
+
+
+def config(
+    n_actors: int | None = 1, envs: int | None = 1, min_actors: int = 1, **trainer: Any
+) -> TrainConfig:
+    return TrainConfig(
+        agent=DqnConfig(batch_size=32),
+        env=EnvConfig(id="CartPole-v1"),
+        actor_manager=ActorManagerConfig(envs_per_actor=envs, min_actors=min_actors),
+        trainer=TrainerConfig(**trainer),
+        n_actors=n_actors,
+        device="cpu",
+    )
+
+
+def numbers(whole: TrainConfig) -> tuple[int | None, int | None]:
+    return whole.n_actors, whole.actor_manager.envs_per_actor
+
+
+@pytest.mark.parametrize(
+    ("values", "acting", "cpus", "expected"),
+    [
+        # 10 opt steps/s need 10 env steps/s, with 11 in hand: one actor of 20 is enough
+        (OPEN, {1: 20, 16: 320}, 8, (1, 1)),
+        # 10.5 are not enough in hand, and 10.89 count as 9.9 beside 10, which is not worth another actor
+        (OPEN | {"envs": 1}, {1: 10.5}, 8, (2, 1)),
+        (OPEN | {"envs": 1}, {1: 10.89}, 8, (1, 1)),
+        # a step of one environment takes 1/9 s, of 16 1/8 s: two in one actor are enough
+        (OPEN, {1: 9, 16: 128}, 8, (1, 2)),
+        # the actors are fixed: 3·r(k) >= 44 with r(k) = k/(1/9 + (k - 1)·(16/128 - 1/9)/15)
+        (OPEN | {"n_actors": 3, "opt_interval": 4.0}, {1: 9, 16: 128}, 8, (3, 2)),
+        # no number is enough: one CPU stays with the learner
+        (OPEN | {"envs": 1}, {1: 0.1}, 4, (3, 1)),
+        # not fewer than min_actors
+        (OPEN | {"min_actors": 2}, {1: 90, 16: 90}, 8, (2, 1)),
+        # a ratio_tolerance of 3 does not give more than 3 environments an env step
+        (OPEN | {"envs": 1, "ratio_tolerance": 3}, {1: 0.1}, 8, (3, 1)),
+    ],
+)
+def test_what_is_chosen(
+    values: dict[str, Any], acting: dict[int, float], cpus: int, expected: tuple[int, int]
+) -> None:
+    assert numbers(decide(config(**values), Measured(acting, {}, 10), cpus)[0]) == expected
+
+
+@pytest.mark.parametrize("mode", [{"type": "sync"}, {"lockstep": True}])
+def test_no_measurement_decides_in_a_reproducible_run(mode: dict[str, Any]) -> None:
+    whole = config(**OPEN, **mode)
+    assert (env_counts(whole), most_actors(whole, 64)) == ((), 1)
+    decided, reason = decide(whole, None, 64)
+    assert numbers(decided) == (1, 1)
+    assert reason == "n_actors=1 envs_per_actor=1: a reproducible run decides nothing by a measurement"
+
+
+@pytest.mark.parametrize("decided", [{"ratio_tolerance": 128}, {"lockstep": True, "ratio_tolerance": 128}])
+def test_numbers_that_were_decided_do_not_limit_what_is_recommended(decided: dict[str, Any]) -> None:
+    """128 is the tolerance of up to 64 environments by default. 9 actors with 16 environments take 144 env steps/s."""
+    measured = Measured({1: 1.0, 16: 16.0}, {}, 1_000.0)
+    assert numbers(recommended(config(**decided), measured, 10)) == (9, 16)
+
+
+class FakeLearner:
+    """10 opt steps/s, and 30 compiled ones; nothing is in the cache."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def opt_steps(self, counts: Any, seconds: float) -> dict[int, float]:
+        return dict.fromkeys(counts, 10.0)
+
+    def compiled_opt_steps(self, counts: Any, seconds: float, only_cached: bool) -> dict[int, float]:
+        return {} if only_cached else dict.fromkeys(counts, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "how", "opt_steps", "compile", "form", "rate"),
+    [
+        ("cpu", "auto", 200, True, "compiled", 30),
+        ("cuda", "true", 1, True, "captured", 10),  # not counted as faster than measured
+        ("cpu", "true", 1, False, "compiled, taken as 2 times as fast as eager ones", 20),
+        ("cpu", "auto", 199, False, "eager", 10),
+    ],
+)
+def test_which_opt_steps_a_prediction_is_of(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    how: str,
+    opt_steps: int,
+    compile: bool,
+    form: str,
+    rate: float,
+) -> None:
+    monkeypatch.setattr(probes, "Learner", FakeLearner)
+    monkeypatch.setattr(probes, "acting", lambda _, envs, *rest: dict.fromkeys(envs, 10.0))
+    monkeypatch.setattr(probes.machine, "cpus", lambda: 1)
+    nothing: Any = None
+    whole = replace(config(max_opts=opt_steps), device=device, agent=DqnConfig(compile=how))
+    measured = probes.measure(whole, nothing, [1], 0.0, nothing, compile)
+    assert (measured.form, measured.opt_steps) == (form, rate)
+    measured_forms = {"eager", form} if form == "compiled" else {"captured" if device == "cuda" else "eager"}
+    assert measured.learning.keys() == {(name, 1) for name in measured_forms}
+
+
+def test_auto_needs_a_ratio() -> None:
+    for values in ({"n_actors": None}, {"envs": None}):
+        with pytest.raises(UsageError, match="no number of actors or environments is enough for `auto`"):
+            validate(config(**values, opt_interval=None))
+
+
+# -- what a run does, takes and lasts --------------------------------------
+
 
 SIZES = Sizes(replay=1_000_000, ring=2_000, channel=300, model=400, training=1_600)
 NONE = {"max_opts": None, "max_env_steps": None, "max_time": None}
 
 
-def config(n_actors: int = 4, threads: int = 1, keep: int = 3, **trainer: object) -> TrainConfig:
+def plan_of(n_actors: int = 4, threads: int = 1, keep: int = 3, **trainer: object) -> TrainConfig:
     """A warm-up of 100 env steps, and 2 env steps per opt step."""
     return TrainConfig(
         agent=DqnConfig(),
@@ -47,7 +172,7 @@ def config(n_actors: int = 4, threads: int = 1, keep: int = 3, **trainer: object
     ],
 )
 def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: int | None, limit: str) -> None:
-    counts = resolve.counts(config(**trainer))
+    counts = resolve.counts(plan_of(**trainer))
     assert (counts.env_steps, counts.opt_steps, counts.limit) == (env_steps, opt_steps, limit)
 
 
@@ -56,7 +181,7 @@ def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: in
 )
 def test_evaluations_and_checkpoints(opts: int, interval: int | None, times: int, saves: int) -> None:
     """They happen at each interval and for the last model."""
-    counts = resolve.counts(config(max_opts=opts, eval_interval=interval, save_interval=interval))
+    counts = resolve.counts(plan_of(max_opts=opts, eval_interval=interval, save_interval=interval))
     assert (counts.evaluations, counts.checkpoints) == (times, saves)
 
 
@@ -65,18 +190,18 @@ def test_evaluations_and_checkpoints(opts: int, interval: int | None, times: int
     [({}, True), ({"max_time": 9.0}, False), ({"stop_return": 1.0}, False), ({"opt_interval": None}, False)],
 )
 def test_counts_are_exact_if_nothing_can_end_the_run_earlier(trainer: dict[str, object], exact: bool) -> None:
-    assert resolve.counts(config(max_opts=500, **trainer)).exact == exact
+    assert resolve.counts(plan_of(max_opts=500, **trainer)).exact == exact
 
 
 def test_memory() -> None:
-    assert resources.memory_need(config(n_actors=4), SIZES) == {
+    assert resources.memory_need(plan_of(n_actors=4), SIZES) == {
         "replay": 1_000_000,
         "learner": resources.LEARNER_BYTES + 4_800,
         "rings": 8_000,
         "model channel": 300,
         "actors": 4 * resources.ACTOR_BYTES + 6_400,
     }
-    sync = config(n_actors=1, type="sync")
+    sync = plan_of(n_actors=1, type="sync")
     assert set(resources.memory_need(sync, SIZES)) == {"replay", "learner"}
     sync.recorder.wandb = "offline"
     assert resources.memory_need(sync, SIZES)["recorders"] == resources.RECORDER_BYTES
@@ -85,22 +210,22 @@ def test_memory() -> None:
 def test_disk() -> None:
     """keep=3 checkpoints and the one being written, of which two share no block of the replay."""
     single = 2_000 + resources.JSON_BYTES
-    many = config(max_opts=1_000, save_interval=100, eval_interval=None)
+    many = plan_of(max_opts=1_000, save_interval=100, eval_interval=None)
     assert resources.disk_need(many, SIZES, True) == {
         "checkpoints": 4 * single,
         "replay in them": 2 * 1_000_000,
     }
-    alone = config(max_opts=50, save_interval=100)
+    alone = plan_of(max_opts=50, save_interval=100)
     assert resources.disk_need(alone, SIZES, True) == {
         "checkpoints": single,
         "replay in them": 1_000_000,
         "best model": 2 * (400 + resources.JSON_BYTES),
     }
-    assert resources.disk_need(config(max_time=60.0), SIZES, False)["checkpoints"] == 4 * single
+    assert resources.disk_need(plan_of(max_time=60.0), SIZES, False)["checkpoints"] == 4 * single
 
 
 def test_processes_threads_and_descriptors() -> None:
-    four, sync = config(n_actors=4, threads=2), config(n_actors=1, threads=2, type="sync")
+    four, sync = plan_of(n_actors=4, threads=2), plan_of(n_actors=1, threads=2, type="sync")
     sync.evaluator.type, sync.recorder.wandb = "process", "offline"
     assert (resources.processes(four), resources.compute_threads(four)) == (5, 6)
     assert (resources.processes(sync), resources.compute_threads(sync)) == (3, 3)
@@ -133,7 +258,7 @@ def test_the_estimated_time_and_what_bounds_it(
 ) -> None:
     acting, learning = speeds
     measured = Measured({1: acting}, {}, learning)
-    assert duration(config(**trainer), measured, cpus) == (pytest.approx(seconds), bound_by)
+    assert duration(plan_of(**trainer), measured, cpus) == (pytest.approx(seconds), bound_by)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +270,7 @@ def test_the_estimated_time_and_what_bounds_it(
     ],
 )
 def test_the_predicted_speed(n_actors: int, acting: float, cpus: int, opt_steps: float, busy: float) -> None:
-    predicted = predict(config(n_actors=n_actors), Measured({1: acting}, {}, 100), cpus)
+    predicted = predict(plan_of(n_actors=n_actors), Measured({1: acting}, {}, 100), cpus)
     assert predicted.opt_steps == pytest.approx(opt_steps)
     assert predicted.env_steps == pytest.approx(2 * opt_steps)
     assert predicted.busy_cpus == pytest.approx(busy)
@@ -154,7 +279,7 @@ def test_the_predicted_speed(n_actors: int, acting: float, cpus: int, opt_steps:
 def test_actors_on_a_cluster_take_no_cpu_of_the_learner() -> None:
     """An opt step of 2 ms, beside 200 actors that each need 50 ms for an env step. The warm-up is theirs alone."""
     trainer = {"opt_interval": 1.0, "max_env_steps": 6_000, "warmup_period": 2_000}
-    whole = replace(config(200, **trainer), actor_manager=RayConfig(envs_per_actor=1))
+    whole = replace(plan_of(200, **trainer), actor_manager=RayConfig(envs_per_actor=1))
     measured = Measured({1: 20}, {}, 500)
     assert predict(whole, measured, 2).bound_by == "learning"
     expected = 2_000 / (200 * 20) + 4_000 * (0.002 + LOOP_S)

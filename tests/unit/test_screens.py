@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.config.throughput import Measured
+from border_cli.core import format
 from border_cli.core.format import BLOCKS, sparkline
 from border_cli.core.metrics import Record
 from border_cli.core.progress import Progress, RunResult
@@ -288,14 +290,6 @@ def test_the_tables_at_the_end_and_the_lines_below_them_in_a_file() -> None:
     assert "blocked" not in end_tables(RunResult("max_opts"), Progress(asynchronous=False))
 
 
-def test_output_to_a_file_is_ascii_without_escapes_or_markup_and_never_wrapped() -> None:
-    state = "waiting for room in its ring " * 3
-    text = end_tables(RunResult("[red]no markup[/]", actors=[ActorStat(0, state=state)]))
-    assert text.isascii() and "\x1b" not in text
-    assert any(state.strip() in line for line in text.splitlines())
-    assert "[red]no markup[/]" in text
-
-
 @pytest.mark.parametrize("width", [80, 40, 20])
 def test_extreme_numbers_fit_a_terminal(width: int) -> None:
     actors = [ActorStat(10**6, 10**6, 10**18, 10**18, 1e-9, 1e9, "x" * 100)]
@@ -318,3 +312,40 @@ def test_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     c.trainer.max_opts, c.trainer.max_time = None, 90.0
     print_plan(Console(file=file), c, sizes, measured, Path())
     assert file.getvalue().count("known at the end") == 4
+
+
+# -- numbers as short text -------------------------------------------------
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("shown", "texts"),
+    [
+        (
+            format.count,
+            {None: "-", NAN: "-", INF: "-", 0: "0", 31_000: "31,000", 12_345_678.0: "12,345,678"},
+        ),
+        (
+            format.number,
+            {
+                **{None: "-", NAN: "nan", -INF: "-inf", 0: "0.00", 0.00123: "0.0012", -0.5: "-0.50"},
+                **{2.003: "2.00", 487.25: "487.2", -1234.5: "-1,234", 1e300: "1e+300"},
+            },
+        ),
+        (format.share, {None: "-", NAN: "-", 0.0: "0%", 0.634: "63%", 1.0: "100%"}),
+        (
+            format.duration,
+            {None: "-", INF: "-", -1.0: "-", 0.9: "0:00:00", 3_723.0: "1:02:03", 183_845.0: "2d 03:04:05"},
+        ),
+        (
+            format.size,
+            {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 4_000_000: "3.8 MiB", 2**80: "1073741824.0 PiB"},
+        ),
+        (lambda n: format.counted(n, "actor"), {0: "0 actors", 1: "1 actor", 8: "8 actors"}),
+    ],
+    ids=["count", "number", "share", "duration", "size", "counted"],
+)
+def test_a_number_as_text(shown: Callable[[object], str], texts: Mapping[object, str]) -> None:
+    assert {value: shown(value) for value in texts} == texts

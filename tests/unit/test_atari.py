@@ -9,12 +9,23 @@ import gymnasium
 import numpy as np
 import pytest
 
-from border_cli.config.schema import BufferConfig, EnvConfig
-from border_cli.envs.atari import Catch
+from border_cli.actors.spec import ActorId
+from border_cli.config.resolve import steps_natively
+from border_cli.config.schema import (
+    ActorManagerConfig,
+    BufferConfig,
+    EnvConfig,
+    TrainConfig,
+    TrainerConfig,
+    WrapperConfig,
+)
+from border_cli.envs.atari import Catch, NativeGame
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.n_step import NStepProcessor
+from border_cli.run import factories
 from tests.fakes import processed
+from tests.faults.amounts import sampled
 
 pytest.importorskip("cv2", reason="extra atari is not installed")
 CATCH = EnvConfig(entry_point="border_cli.envs.atari:Catch", preprocess="atari", frame_stack=4, noop_max=3)
@@ -40,11 +51,6 @@ def stacked_by_us() -> gymnasium.Env[Any, Any]:
 
 def padded_with_zeros() -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.FrameStackObservation(gymnasium.make("Pendulum-v1"), 3, padding_type="zero")
-
-
-def test_the_shapes_follow_from_the_wrappers() -> None:
-    (leaf,) = GymEnv(CATCH).spec.obs.leaves
-    assert (leaf.shape, leaf.dtype, leaf.stack, leaf.row_shape) == ((4, 84, 84), "uint8", 4, (84, 84))
 
 
 def test_a_users_frame_stack_is_detected_unless_its_padding_differs() -> None:
@@ -122,3 +128,74 @@ def test_catch_is_won_by_moving_under_the_ball() -> None:
         _, reward, over, _, _ = env.step(np.int64(0 if abs(ball - paddle) < 3 else 1 if ball > paddle else 2))
         total += reward
     assert total == 20
+
+
+# -- ALE's own threads give what gymnasium's preprocessing gives -----------
+
+
+pytest.importorskip("ale_py")
+
+
+def atari(game: str = "Breakout", **values: object) -> EnvConfig:
+    usual: dict[str, object] = {"noop_max": 0, "fire_reset": True, "life_loss": True, "frame_stack": 4}
+    return EnvConfig(id=f"ALE/{game}-v5", **{"preprocess": "atari"} | usual | values)  # type: ignore[arg-type]
+
+
+# with and without FIRE; both have lives
+@pytest.mark.parametrize(("game", "env_steps"), sampled([("Breakout", 300), ("MsPacman", 650)], 2))
+def test_two_games_equal_those_of_gymnasium_over_several_episodes(game: str, env_steps: int) -> None:
+    native, usual = GymEnv(atari(game), 2, native=True), GymEnv(atari(game), 2)
+    assert native.spec == usual.spec
+    rng = np.random.default_rng(0)
+    for env in (native, usual):
+        for i in range(2):
+            env.reset(i, seed=i)
+    ends = losses = 0
+    for time in range(env_steps):
+        # sometimes only one of the two steps, as with little credit
+        which = [time % 2] if time % 5 == 0 else [0, 1]
+        action = rng.integers(0, native.spec.action.n, len(which))
+        ours, theirs = native.step(which, action), usual.step(which, action)
+        for name in ("obs", "action", "reward", "terminated", "truncated", "next_obs", "life_lost"):
+            np.testing.assert_equal(getattr(ours, name), getattr(theirs, name), err_msg=f"{name} at {time}")
+        assert ours.life_lost is not None
+        ends, losses = ends + int(ours.over.sum()), losses + int(ours.life_lost.sum())
+        for row, i in enumerate(which):
+            if ours.over[row]:
+                native.reset(i)
+                usual.reset(i)
+    assert losses > ends >= 2
+    native.close()
+    usual.close()
+
+
+def test_a_start_has_at_most_noop_max_idle_frames_follows_its_seed_and_discards_an_unfinished_step() -> None:
+    native = NativeGame(atari("Seaquest", noop_max=3))
+    infos = [native._game.reset(np.zeros(1, np.int64), np.array([seed]))[1] for seed in range(6)]
+    assert {int(info["episode_frame_number"][0]) for info in infos} <= {0, 1, 2, 3}
+    assert len({info["episode_frame_number"][0] for info in infos}) > 1
+    first = [native.reset(seed=seed)[0] for seed in range(2)]
+    native.send(np.int64(1))
+    np.testing.assert_equal(first, [native.reset(seed=seed)[0] for seed in range(2)])
+    assert len({native.reset()[0].tobytes() for _ in range(4)}) > 1  # the game's generator continues
+
+
+@pytest.mark.parametrize(
+    ("env", "n_envs", "trainer", "native"),
+    [
+        (atari(), 2, TrainerConfig(), True),
+        (atari(), 1, TrainerConfig(), False),
+        (atari(wrappers=[WrapperConfig("ClipReward")]), 2, TrainerConfig(), False),
+        (atari(), 2, TrainerConfig(lockstep=True), False),
+    ],
+    ids=["several games", "a single game", "wrappers", "lockstep"],
+)
+def test_which_actors_use_them(env: EnvConfig, n_envs: int, trainer: TrainerConfig, native: bool) -> None:
+    whole = TrainConfig(env=env, actor_manager=ActorManagerConfig(envs_per_actor=n_envs), trainer=trainer)
+    assert steps_natively(whole) is native
+    if env.wrappers:
+        return
+    place = ActorId(actor=0, incarnation=0, n_actors=1, n_envs=n_envs, seed=0)
+    group = factories.actor_env(place, whole)
+    assert ({type(each.unwrapped) for each in group.envs} == {NativeGame}) is native
+    group.close()
