@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import re
 import sys
@@ -20,6 +22,7 @@ from tests.trained import make_stored_run
 
 # Workers with one torch thread per core wait for each other, which makes small operations a hundred times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.disable()  # until the tests are collected: imports are faster
 _SHOWS_A_ROW = re.compile(r"test_[a-j]\d+_")
 if not FULL:
     forkserver._start_server = warm.fork_server
@@ -30,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """The workers of pytest-xdist share a warm process."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput") and not FULL:
         warm.start()
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection, which would take a tenth of a second, look through all that was imported."""
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.freeze)
 
 
 def pytest_report_header() -> str:

@@ -157,22 +157,22 @@ def strike(fault: str) -> None:
             raise ActorLostError("the evaluation failed while stepping", "its own traceback")
 
 
-def make_env(made: Callable[[], None], n_envs: int, truncating: bool) -> SeededEnv:
+def make_env(is_made: Callable[[], None], n_envs: int, truncating: bool) -> SeededEnv:
     return SeededEnv(n_envs, truncating)
 
 
-def make_faulty_env(made: Callable[[], None], n_envs: int, folder: Path, fault: str) -> FaultyEnv:
+def make_faulty_env(is_made: Callable[[], None], n_envs: int, folder: Path, fault: str) -> FaultyEnv:
     return FaultyEnv(n_envs, folder, fault)
 
 
-def make_env_that_strikes(made: Callable[[], None], folder: Path, fault: str) -> FaultyEnv:
-    made()
+def make_env_that_strikes(is_made: Callable[[], None], folder: Path, fault: str) -> FaultyEnv:
+    is_made()
     if take_mark(folder):
         strike(fault)
     return FaultyEnv(1, folder, fault)
 
 
-def make_env_with_helper(made: Callable[[], None]) -> SeededEnv:
+def make_env_with_helper(is_made: Callable[[], None]) -> SeededEnv:
     """Make an environment that starts another program and writes its process id."""
     logging.getLogger(__name__).warning("helper %d", subprocess.Popen(["sleep", "1000"]).pid)
     return SeededEnv(1)
@@ -187,8 +187,8 @@ def spec_of(make: Callable[..., Env], *args: Any, cap: int = 100) -> EvaluatorSp
     return EvaluatorSpec(partial(call_with, make, args), make_policy, cap)
 
 
-def call_with(make: Callable[..., Env], args: tuple[Any, ...], made: Callable[[], None]) -> Env:
-    return make(made, *args)
+def call_with(make: Callable[..., Env], args: tuple[Any, ...], is_made: Callable[[], None]) -> Env:
+    return make(is_made, *args)
 
 
 @contextlib.contextmanager

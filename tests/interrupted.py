@@ -83,15 +83,15 @@ def _clock(name: str) -> bool:
     return name not in ("opt_steps", "env_steps") and METRICS[name].kind == "clock"
 
 
-def assert_same_bits(one: Run, other: Run) -> None:
+def assert_same_bits(run: Run, other: Run) -> None:
     """Check that the last checkpoint (with optimiser and replay), best/ and the records of both runs are equal."""
-    assert one.checkpoints[-1] == other.checkpoints[-1]
-    folders = (f"checkpoints/{one.checkpoints[-1]}", "best")
-    ours, theirs = one.files(*folders), other.files(*folders)
+    assert run.checkpoints[-1] == other.checkpoints[-1]
+    folders = (f"checkpoints/{run.checkpoints[-1]}", "best")
+    ours, theirs = run.files(*folders), other.files(*folders)
     assert ours.keys() == theirs.keys()
     assert {f"{folders[0]}/{part}.safetensors" for part in ("model", "training", "replay")} <= ours.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
-    assert value_records(one) == value_records(other)
+    assert value_records(run) == value_records(other)
 
 
 def run_killed(folder: Path, *args: str, at: int) -> Run:

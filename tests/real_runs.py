@@ -45,11 +45,11 @@ def in_folder(folder: Path) -> Iterator[Path]:
 def tiny(*args: str) -> list[str]:
     """Add the arguments of TINY whose keys are not given. Omits those of evaluations if the run has none."""
     typed = dict(arg.split("=", 1) for arg in args if "=" in arg)
-    own = (arg for arg in TINY if arg.partition("=")[0] not in typed)
-    found = [*known_to(typed.get("agent", "dqn"), *own), *args]
+    default = (arg for arg in TINY if arg.partition("=")[0] not in typed)
+    words = [*known_to(typed.get("agent", "dqn"), *default), *args]
     if typed.get("trainer.eval_interval") == "null":
-        found = [arg for arg in found if not arg.startswith("evaluator.")]
-    return found
+        words = [arg for arg in words if not arg.startswith("evaluator.")]
+    return words
 
 
 def known_to(agent: str, *args: str) -> list[str]:
@@ -107,7 +107,7 @@ class Run:
     def saves(self) -> list[int]:
         """Opt steps at which a checkpoint was written, from the log."""
         log = (self.path / "train.log").read_text(encoding="utf-8")
-        return [int(found) for found in re.findall(r"checkpoint at opt step (\d+)", log)]
+        return [int(step) for step in re.findall(r"checkpoint at opt step (\d+)", log)]
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """Opt step and value of one metric, in the order of the file."""

@@ -95,9 +95,9 @@ class RecurrentPolicy(DqnPolicy):
         return super().generator_state() | {HIDDEN: {str(i): h.tolist() for i, h in self.hidden.items()}}
 
     def load_generator_state(self, state: dict[str, Any]) -> None:
-        own = dict(state)
-        self.hidden = {int(i): np.array(h, np.float32) for i, h in own.pop(HIDDEN).items()}
-        super().load_generator_state(own)
+        rest = dict(state)
+        self.hidden = {int(i): np.array(h, np.float32) for i, h in rest.pop(HIDDEN).items()}
+        super().load_generator_state(rest)
 
 
 class RecurrentAlgorithm(DqnAlgorithm):

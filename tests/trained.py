@@ -86,8 +86,8 @@ def save_run(
     env = EnvConfig(**model.env)
     write_config(run_dir, TrainConfig(agent=DQN, env=env))
     for step in steps:
-        made = save_model(run_dir / CHECKPOINTS, model, step)
-        made.rename(made.with_name(f"step-{step:09d}"))
+        saved = save_model(run_dir / CHECKPOINTS, model, step)
+        saved.rename(saved.with_name(f"step-{step:09d}"))
     if best is not None:
         save_model(run_dir, model, best)
     return record_launch(run_dir, ["agent=dqn"], seed=0)

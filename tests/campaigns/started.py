@@ -67,15 +67,15 @@ class Started(Command):
 
 def only_run(folder: Path) -> Run:
     """Return the only run in a folder."""
-    found = [Run(path.parent) for path in sorted(folder.glob("runs/[0-9]*/*/config.yaml"))]
-    assert len(found) == 1, [(run.path.name, run.summary["status"], run.checkpoints) for run in found]
-    return found[0]
+    runs = [Run(path.parent) for path in sorted(folder.glob("runs/[0-9]*/*/config.yaml"))]
+    assert len(runs) == 1, [(run.path.name, run.summary["status"], run.checkpoints) for run in runs]
+    return runs[0]
 
 
 def is_done(folder: Path) -> bool:
     """Whether the run is done. Its process may have been killed after that."""
-    found = folder.glob("runs/[0-9]*/*/summary.json")
-    return any(Run(path.parent).summary["status"] == "done" for path in found)
+    runs = folder.glob("runs/[0-9]*/*/summary.json")
+    return any(Run(path.parent).summary["status"] == "done" for path in runs)
 
 
 def check_whole(run: Run, opt_steps: int) -> None:

@@ -21,10 +21,10 @@ CASES = [
 @pytest.mark.parametrize(("agent", "name"), CASES)
 def test_onnx_policies_act_as_ours(tmp_path: Path, agent: str, name: str) -> None:
     spec = spec_of(name, agent)
-    given, stored = observations(name, spec)
+    rows, stored = observations(name, spec)
     policy, expected = various(agent, spec, stored)
     write_policy(policy, spec, tmp_path, "onnx", "title")
     session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
-    inputs = {leaf.name: rows.astype(leaf.dtype) for leaf, rows in zip(spec.obs.leaves, given, strict=True)}
+    inputs = {leaf.name: rows.astype(leaf.dtype) for leaf, rows in zip(spec.obs.leaves, rows, strict=True)}
     (actions,) = session.run(None, inputs)
     assert_same(spec, actions, expected)

@@ -28,13 +28,13 @@ def command(*args: str) -> list[str]:
 
 def running() -> set[int]:
     """All processes."""
-    return {one.pid for one in psutil.process_iter()}
+    return {process.pid for process in psutil.process_iter()}
 
 
 def workers(before: set[int]) -> list[psutil.Process]:
     """The processes of actors that were not there before."""
-    every = (one for one in psutil.process_iter(["cmdline"]) if one.pid not in before)
-    return [one for one in every if "ray::RemoteActor" in " ".join(one.info["cmdline"] or [])]
+    every = (process for process in psutil.process_iter(["cmdline"]) if process.pid not in before)
+    return [process for process in every if "ray::RemoteActor" in " ".join(process.info["cmdline"] or [])]
 
 
 def test_the_bits_of_lockstep_are_those_of_actors_in_processes(ray_cluster: None) -> None:
@@ -45,12 +45,12 @@ def test_the_bits_of_lockstep_are_those_of_actors_in_processes(ray_cluster: None
         "trainer.save_interval=20",
     )
     here = train(*args, "n_actors=2").files("checkpoints", "best")
-    there = train(*args, *ON_RAY)
-    found = there.files("checkpoints", "best")
-    differing = [name for name in here if here[name] != found.get(name)]
-    assert set(here) == set(found)
+    on_ray = train(*args, *ON_RAY)
+    theirs = on_ray.files("checkpoints", "best")
+    differing = [name for name in here if here[name] != theirs.get(name)]
+    assert set(here) == set(theirs)
     assert [name for name in differing if not name.endswith("manifest.json")] == []
-    assert there.summary["status"] == "done"
+    assert on_ray.summary["status"] == "done"
 
 
 def test_a_resumed_lockstep_run_equals_one_that_was_not_interrupted(ray_cluster: None) -> None:
@@ -89,8 +89,8 @@ def test_nothing_is_left_after_the_driver_has_ended_and_the_run_resumes(number: 
         assert process.wait(60) == (143 if number == signal.SIGTERM else -9)
 
     def left() -> list[str]:
-        every = (one for one in psutil.process_iter(["name", "status"]) if one.pid not in before)
-        names = [one.info["name"] for one in every if one.info["status"] != psutil.STATUS_ZOMBIE]
+        every = (process for process in psutil.process_iter(["name", "status"]) if process.pid not in before)
+        names = [process.info["name"] for process in every if process.info["status"] != psutil.STATUS_ZOMBIE]
         return [name for name in names if "ray" in name or "gcs" in name]
 
     # Ray's own agents look for their node every few seconds, and give up after a minute.

@@ -15,7 +15,7 @@ from border_cli.checkpoints.store import list_steps, newest_valid, step_name
 from border_cli.cli.train import main
 from border_cli.config.convert import to_plain
 from border_cli.run.directory import code_names
-from tests.faults.processes import START_S, assert_session_ends, handles, processes, wait_until
+from tests.faults.processes import PAUSE_S, START_S, assert_session_ends, handles, processes, wait_until
 from tests.faults.trap import GO, MARK
 from tests.real_runs import Run, tiny
 from tests.trained import Checkpoint, read_checkpoint
@@ -78,7 +78,10 @@ class Command(CommandProcess):
         """Wait until the trap was sprung. Returns the id of the process that did it."""
         mark = self.folder / MARK
         wait_until(
-            lambda: self._ended or (mark.exists() and mark.read_text().endswith("\n")), "the trap", START_S
+            lambda: self._ended or (mark.exists() and mark.read_text().endswith("\n")),
+            "the trap",
+            START_S,
+            PAUSE_S,
         )
         assert not self._ended, f"it ended before the trap was sprung: {self.errors}"
         return int(mark.read_text())
@@ -109,7 +112,10 @@ class Command(CommandProcess):
         """Wait until its log contains the text this many times."""
         log = self.folder / "runs" / "latest" / "train.log"
         wait_until(
-            lambda: self._ended or (log.exists() and log.read_text().count(text) >= times), text, START_S
+            lambda: self._ended or (log.exists() and log.read_text().count(text) >= times),
+            text,
+            START_S,
+            PAUSE_S,
         )
 
     def release(self) -> None:
@@ -177,10 +183,12 @@ def endless(*args: str) -> list[str]:
 def verified_checkpoints(run: Run) -> list[Checkpoint]:
     """Read all checkpoints of a run completely, newest first. Raises if one does not verify."""
     folder = run.path / CHECKPOINTS
-    found = [read_checkpoint(path) for path in list_steps(folder)]
+    checkpoints = [read_checkpoint(path) for path in list_steps(folder)]
     newest = newest_valid(folder)
-    assert newest == (found[0].path if found else None), f"{newest} is taken for the newest of {found}"
-    return found
+    assert newest == (checkpoints[0].path if checkpoints else None), (
+        f"{newest} is taken for the newest of {checkpoints}"
+    )
+    return checkpoints
 
 
 def saved_steps(run: Run) -> list[int]:

@@ -22,19 +22,21 @@ START_S = 200.0
 """Enough for two processes to import torch on a busy machine."""
 GONE_S = 5.0
 """How long after a run's end some process of it may still be leaving."""
+PAUSE_S = 0.03
+"""Between two looks at files or processes of a command."""
 
 
 def processes(parent: int | None = None, session: int | None = None) -> list[int]:
     """Return the living processes with this parent, or of this session."""
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 alive = fields[0] not in ("Z", "X")
                 if alive and (int(fields[1]) == parent or int(fields[3]) == session):
-                    found.append(int(entry.name))
-    return found
+                    results.append(int(entry.name))
+    return results
 
 
 def handles(pid: int, number: int, masks: tuple[str, ...] = ("SigCgt",)) -> bool:
@@ -43,8 +45,10 @@ def handles(pid: int, number: int, masks: tuple[str, ...] = ("SigCgt",)) -> bool
     return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(masks))
 
 
-def wait_until(done: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
-    backoff, deadline = Backoff(), Deadline(timeout_s)
+def wait_until(
+    done: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S, longest_pause_s: float = 5e-3
+) -> None:
+    backoff, deadline = Backoff(last_s=longest_pause_s), Deadline(timeout_s)
     while not done():
         assert not deadline.passed, f"waited in vain for {what}"
         backoff.sleep()
@@ -61,11 +65,7 @@ def wait_gone(pid: int) -> None:
 
 def assert_session_ends(session: int) -> None:
     """Check that no process of this session lives GONE_S from now."""
-    deadline, backoff = Deadline(GONE_S), Backoff()
-    while processes(session=session) and not deadline.passed:
-        backoff.sleep()
-    left = processes(session=session)
-    assert not left, f"still there after {GONE_S:g} s: {left}"
+    wait_until(lambda: not processes(session=session), "the end of its processes", GONE_S, PAUSE_S)
 
 
 # -- the audit ----------------------------------------------------------
@@ -87,7 +87,7 @@ def nothing_left() -> Iterator[None]:
         left = f"{sorted(map(str, held - before))}, {now - descriptors} descriptors"
         return held <= before and now <= descriptors
 
-    deadline, backoff = Deadline(GONE_S), Backoff()
+    deadline, backoff = Deadline(GONE_S), Backoff(last_s=PAUSE_S)
     while not gone():
         assert not deadline.passed, f"left behind: {left}"
         gc.collect()  # a caught exception keeps its frames alive
@@ -111,12 +111,12 @@ def named_memory(pids: Iterable[int | None]) -> set[str]:
 
     Other programs use that folder too.
     """
-    found = set[str]()
+    results = set[str]()
     for pid in pids:
         with contextlib.suppress(OSError):  # the process has just ended
             maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-            found |= {path for line in maps for path in line.split(maxsplit=5)[5:]}
+            results |= {path for line in maps for path in line.split(maxsplit=5)[5:]}
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
-                    found.add(str(link.readlink()))
-    return {path for path in found if path.startswith("/dev/shm/")}
+                    results.add(str(link.readlink()))
+    return {path for path in results if path.startswith("/dev/shm/")}

@@ -42,11 +42,11 @@ def failing(
 ) -> Callable[..., Any]:
     """Wrap a method so that the calls in `failing_calls` raise. after: they raise after doing their work."""
 
-    def call(*given: Any, **named: Any) -> Any:
-        if not failing_calls(*given):
-            return method(*given, **named)
+    def call(*values: Any, **named: Any) -> Any:
+        if not failing_calls(*values):
+            return method(*values, **named)
         if after:
-            method(*given, **named)
+            method(*values, **named)
         try:
             raise KeyError("what came first")
         except KeyError as first:

@@ -120,7 +120,7 @@ def test_d3_it_ignores_signals_and_closes_its_environments_at_its_stop(tmp_path:
 def test_a8_programs_started_by_its_environments_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
     with beside(spec_of(make_env_with_helper)) as evaluator:
         wait_until(lambda: evaluator.poll() is None and "helper" in caplog.text, "the helper")
-        (helper,) = (int(found) for found in re.findall(r"helper (\d+)", caplog.text))
+        (helper,) = (int(number) for number in re.findall(r"helper (\d+)", caplog.text))
         os.kill(helper, 0)
     wait_gone(helper)
 

@@ -133,9 +133,9 @@ def test_f6_every_actor_has_one_torch_thread_and_the_learner_what_it_was_given(
     args = ("env.entry_point=tests.faults.trap:CountThreads", f"threads={threads}", "evaluator=inline")
     with border_train(tmp_path, *args, "trainer.max_opts=50", "trainer.eval_interval=50") as command:
         assert command.end() == 0, command.errors
-    found = {path.name: path.read_text() for path in (tmp_path / THREADS).iterdir()}
+    threads_of = {path.name: path.read_text() for path in (tmp_path / THREADS).iterdir()}
     actors = {"trial": "1 1", "actor-0": "1 1", "actor-1": "1 1"}  # the first process is the preflight
-    assert found == actors | {"MainProcess": f"{threads} {os.environ.get('OMP_NUM_THREADS')}"}
+    assert threads_of == actors | {"MainProcess": f"{threads} {os.environ.get('OMP_NUM_THREADS')}"}
 
 
 def test_f3_a_learner_out_of_memory_saves_its_state_and_names_the_cause(tmp_path: Path) -> None:

@@ -40,12 +40,12 @@ def poisoned(first: int, last: int) -> Iterator[None]:
 
 def states(run: Run) -> dict[int, dict[str, Array]]:
     """Return the training arrays of each checkpoint by opt step. Checks that all verify and are finite."""
-    found = {}
+    saved = {}
     for checkpoint in verified_checkpoints(run):
         assert checkpoint.training is not None
-        found[checkpoint.opt_steps] = dict(checkpoint.training.arrays)
-        assert all(np.isfinite(array).all() for array in found[checkpoint.opt_steps].values())
-    return found
+        saved[checkpoint.opt_steps] = dict(checkpoint.training.arrays)
+        assert all(np.isfinite(array).all() for array in saved[checkpoint.opt_steps].values())
+    return saved
 
 
 def test_e1_one_bad_batch_costs_one_opt_step(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,12 +74,12 @@ def test_e1_too_many_bad_batches_in_a_row_end_the_run(
     assert first.endswith(f"error: {what}")
     assert last == resume_hint(run, workplace)
     assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 4)
-    found = states(run)
-    assert set(found) == {10, 20, 30, 40, 43}
-    for name, array in found[40].items():
+    saved = states(run)
+    assert set(saved) == {10, 20, 30, 40, 43}
+    for name, array in saved[40].items():
         if not name.startswith("stats."):  # also those of the unrecorded interval and of skipped opt steps
-            assert np.array_equal(array, found[43][name]), name
-    assert any(not np.array_equal(array, found[40][name]) for name, array in found[30].items())
+            assert np.array_equal(array, saved[43][name]), name
+    assert any(not np.array_equal(array, saved[40][name]) for name, array in saved[30].items())
     assert (run.path / "train.log").read_text().count("was skipped") == 1
 
 

@@ -62,12 +62,12 @@ def test_a1_a_killed_actor_is_replaced_and_the_others_lose_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Kills happen at random moments. The diary of the environment tells how many env steps it did."""
-    draw, kills, n_buffer = seeded("a1"), times(3, 10), 16
+    draw, kills, n_buffer, most = seeded("a1"), times(2, 10), 16, times(300, 1000)
     spec = actors_with_diaries(tmp_path, n_buffer=n_buffer, lengths=LENGTHS)
     with running(spec, n_actors=4, **QUICK) as manager:
         learner = Learner(manager, 4)
-        outages = [Outage(learner, draw.randrange(4), draw.randint(1, 1000)) for _ in range(kills)]
-        learner.until(kills * 1000)
+        outages = [Outage(learner, draw.randrange(4), draw.randint(1, most)) for _ in range(kills)]
+        learner.until(kills * most)
         learner.stop()
         stats = manager.stats()
     arrived = learner.arrived()
@@ -184,7 +184,7 @@ def test_a3_a4_a_run_whose_actor_dies_repeatedly_sleeps_during_the_delay_and_end
 
 def timed(method: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     """Wrap a method so that each call records the CPU seconds of this process."""
-    return lambda *given: (spent.append(time.process_time()), method(*given))[1]
+    return lambda *values: (spent.append(time.process_time()), method(*values))[1]
 
 
 def test_a4_fewer_than_min_actors_end_the_run() -> None:
@@ -215,19 +215,17 @@ def test_a4_rows_of_the_remaining_actors_do_not_delay_the_end() -> None:
 def test_a5_a7_an_actor_that_is_stopped_or_hangs_is_killed_and_replaced(
     fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spec = failing_actors((0, 0, 100), (0, 1, 50), fault=fault, n_buffer=8, lengths=LENGTHS)
-    with running(spec, heartbeat_timeout_s=HEARTBEAT_S, **QUICK) as manager:
-        learner = Learner(manager, 2)
+    spec = failing_actors((0, 0, 100), fault=fault, n_buffer=8, lengths=LENGTHS)
+    with running(spec, n_actors=1, heartbeat_timeout_s=HEARTBEAT_S, **QUICK) as manager:
+        learner = Learner(manager, 1)
         silent = pid_of(manager, 0)
-        learner.until_back(0, 2)
+        learner.until_back(0, 1)
         with pytest.raises(ProcessLookupError):
             os.kill(silent, SIGCONT)
-        assert max(learner.gap_s(0, 0), learner.gap_s(0, 1)) <= REPLACED_S
+        assert learner.gap_s(0, 0) <= REPLACED_S
         learner.stop()
     assert 99 - 8 <= learner.arrived()[0, 0] <= 99
-    assert 49 - 8 <= learner.arrived()[0, 1] <= 49
-    for n in (1, 2):
-        assert f"actor 0 gave no sign of life for 1 s (it was acting): restart {n} of 20" in caplog.text
+    assert "actor 0 gave no sign of life for 1 s (it was acting): restart 1 of 20" in caplog.text
 
 
 def test_making_an_environment_may_take_longer_than_the_heartbeat_timeout() -> None:
@@ -305,10 +303,10 @@ def test_a10_restarts_do_not_leak_memory_or_descriptors() -> None:
 
 
 def test_f2_the_kernel_kills_actors_before_the_learner_if_memory_ends() -> None:
-    own = int(Path("/proc/self/oom_score_adj").read_text())
+    of_learner = int(Path("/proc/self/oom_score_adj").read_text())
     with running(counting_actors()) as manager:
         for pid in pids(manager):
-            assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > own
+            assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > of_learner
 
 
 # -- the credit of lost actors -------------------------------------------

@@ -91,6 +91,6 @@ class CountThreads(CountingEnv):
         import torch
 
         Path(THREADS).mkdir(exist_ok=True)
-        found = f"{torch.get_num_threads()} {os.environ.get('OMP_NUM_THREADS')}"
-        (Path(THREADS) / multiprocessing.current_process().name).write_text(found)
+        threads = f"{torch.get_num_threads()} {os.environ.get('OMP_NUM_THREADS')}"
+        (Path(THREADS) / multiprocessing.current_process().name).write_text(threads)
         return super().reset(**options)

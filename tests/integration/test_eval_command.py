@@ -237,13 +237,13 @@ class DrawingEnv(gymnasium.Env[np.ndarray, int]):
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
     metadata: ClassVar = {"render_modes": ["rgb_array", "human"], "render_fps": 30}
-    made: ClassVar[list[DrawingEnv]] = []
+    instances: ClassVar[list[DrawingEnv]] = []
 
     def __init__(self, render_mode: str | None = None, interrupting: bool = False) -> None:
         self.render_mode = render_mode
         self._interrupting = interrupting
         self._time, self._was_reset = 0, False
-        DrawingEnv.made.append(self)
+        DrawingEnv.instances.append(self)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -251,7 +251,8 @@ class DrawingEnv(gymnasium.Env[np.ndarray, int]):
         return np.zeros(4, np.float32), {}
 
     def step(self, action: int) -> Any:
-        if self._interrupting and self is DrawingEnv.made[0]:  # once: a second SIGINT would end the process
+        # once: a second SIGINT would end the process
+        if self._interrupting and self is DrawingEnv.instances[0]:
             os.kill(os.getpid(), signal.SIGINT)
         self._time += 1
         return np.zeros(4, np.float32), 1.0, self._time == 3, False, {}
@@ -268,7 +269,7 @@ def drawing_env(monkeypatch: pytest.MonkeyPatch) -> list[DrawingEnv]:
     module.DrawingEnv = DrawingEnv  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "drawing_envs", module)
     monkeypatch.setattr(DrawingEnv, "made", [])
-    return DrawingEnv.made
+    return DrawingEnv.instances
 
 
 def save_drawing(**kwargs: Any) -> None:

@@ -48,8 +48,8 @@ def forget_modules() -> None:
 
 
 def module_of(args: list[str]) -> str:
-    (found,) = set(re.findall(r"my_\w+", " ".join(args)))
-    return found
+    (module,) = set(re.findall(r"my_\w+", " ".join(args)))
+    return module
 
 
 def test_the_page_has_a_command_for_each_module_but_the_script() -> None:

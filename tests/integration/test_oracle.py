@@ -139,12 +139,12 @@ def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, c
     manager = LockstepSource(ActorManager(spec, COUNTING_COLUMNS, rounds.n_actors, config))
     try:
         manager.start(model())
-        found = collect_rounds(manager, 40)
+        collected = collect_rounds(manager, 40)
     finally:
         manager.stop()
-    for r, chunks in enumerate(found):
+    for r, chunks in enumerate(collected):
         assert [(chunk.actor, chunk.env_steps, chunk.version) for chunk in chunks] == [
             (actor, 22, max(r - 2, 0)) for actor in range(2)
         ]
     for actor in range(2):
-        check_rows([chunk for chunks in found for chunk in chunks], actor, [40 * 11] * 2, n_step)
+        check_rows([chunk for chunks in collected for chunk in chunks], actor, [40 * 11] * 2, n_step)

@@ -233,7 +233,8 @@ def test_a_run_stopped_in_its_last_evaluation_is_evaluated_when_it_is_resumed(fo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EpisodeRunner, "evaluate", stop)
         assert main([*args, f"hydra.run.dir='{run.path}'"]) == 143
-    assert run.summary["saved"]["seconds"] > 0.3
+    assert (run.summary["status"], run.summary["ended_by"]) == ("stopped", "sigterm")
+    assert run.summary["last_score"] is None and run.summary["saved"]["seconds"] > 0.3
     assert main([f"resume={run.path}"]) == 0
     assert (run.summary["status"], run.summary["ended_by"]) == ("done", "max_time")
     assert len(run.steps("eval/return_mean")) == 1

@@ -38,7 +38,7 @@ MODES = {
 }
 if FULL:  # `make test` has a similar case in test_same_bits.py
     MODES["one actor"] = (*LOCKSTEP, "n_actors=1", "trainer.opt_interval=0.5")
-STOPPED_AT = (1, 16, 30, 59) if FULL else (1, 16, 59)
+STOPPED_AT = (1, 16, 30, 59) if FULL else (1, 16)
 """The first opt step, one whose evaluation the resumed run does, one with a record, and the last but one."""
 Uninterrupted = Callable[[str], Run]
 
@@ -85,7 +85,7 @@ def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(
     assert_same_bits(Run(killed.path), uninterrupted(mode))
 
 
-@pytest.mark.parametrize("mode", sampled(list(MODES), 2))
+@pytest.mark.parametrize("mode", sampled(list(MODES)[1:], 2))
 def test_a_run_resumed_with_a_larger_budget_equals_one_with_that_budget_from_the_start(
     folder: Path, mode: str, uninterrupted: Uninterrupted
 ) -> None:
@@ -103,28 +103,28 @@ def test_a_schedule_that_ends_with_the_old_budget_is_said(folder: Path) -> None:
     assert "the learning rate is 0 from opt step 40 on: agent.lr_opt_steps=<number> changes that" in log
 
 
-BESIDE = ("trainer=sync", "evaluator=process", "trainer.eval_interval=40", "trainer.save_interval=null")
+BESIDE = ("trainer=sync", "evaluator=process", "trainer.eval_interval=20", "trainer.save_interval=null")
 """With evaluator=process a result takes effect when the next model is submitted."""
 
 
 def test_g1_a_score_that_had_no_effect_yet_when_the_run_was_saved_has_it_again(workplace: Path) -> None:
-    """The checkpoint of opt step 60 has a pending evaluation of opt step 40."""
-    whole = run_whole(workplace / "whole", *BESIDE, "trainer.max_opts=120")
-    parts = run_whole(workplace / "parts", *BESIDE, "trainer.max_opts=60")
-    assert parts.summary["best_score"]["opt_steps"] in (40, 60)
-    resume(parts.path, "trainer.max_opts=120")
+    """The checkpoint of opt step 30 has a pending evaluation of opt step 20."""
+    whole = run_whole(workplace / "whole", *BESIDE, "trainer.max_opts=60")
+    parts = run_whole(workplace / "parts", *BESIDE, "trainer.max_opts=30")
+    assert parts.summary["best_score"]["opt_steps"] in (20, 30)
+    resume(parts.path, "trainer.max_opts=60")
     assert_same_bits(Run(parts.path), whole)
 
 
 def test_g1_a_run_that_is_not_exact_stays_so_when_it_is_killed(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = ("n_actors=1", "trainer.lockstep=true", "trainer.max_opts=120", "trainer.save_interval=20")
-    with signal_at(50):
+    args = ("n_actors=1", "trainer.lockstep=true", "trainer.max_opts=50", "trainer.save_interval=10")
+    with signal_at(15):
         assert main([*tiny(*args), f"hydra.run.dir='{workplace / 'run'}'"]) == 143
     run = Run(workplace / "run")
     assert run.summary["exact"] is True
-    with monkeypatch.context() as patch, signal_at(90):
+    with monkeypatch.context() as patch, signal_at(35):
         write = RunFiles._write
         # as if the process was killed before
         patch.setattr(RunFiles, "_write", lambda files, result=None: result or write(files))

@@ -225,15 +225,15 @@ def test_every_metric_is_declared_and_steps_and_times_never_decrease(run: Run) -
 
 
 def test_all_metrics_of_the_agent_and_the_run_are_recorded(run: Run, trainer: str) -> None:
-    found = {name for record in run.records for name in record}
+    recorded = {name for record in run.records for name in record}
     expected = {"agent/loss", "agent/q_mean", "agent/target_mean", "agent/grad_norm"}
     expected |= {"train/episode_return", "train/episode_length", "replay/size", "replay/fill"}
     expected |= {f"throughput/{name}_per_sec" for name in ("samples", "opt_steps")}
     expected |= {"throughput/samples_total", "throughput/samples_per_opt_step"}
     expected |= {f"time/{name}_ms" for name in ("opt", "collect", "eval", "save")}
-    assert expected <= found
+    assert expected <= recorded
     asynchronous = {name for name in METRICS if name.startswith("async/")}
-    assert asynchronous & found == (set() if trainer == "sync" else asynchronous)
+    assert asynchronous & recorded == (set() if trainer == "sync" else asynchronous)
 
 
 def test_evaluations_saves_and_records_happen_at_their_intervals_and_at_the_end(run: Run) -> None:
@@ -269,13 +269,13 @@ def test_tensorboard_holds_the_same_scalars(run: Run) -> None:
     tags = set(events.Tags()["scalars"])
     assert tags == {name for record in run.records for name in record} - {"env_steps", "time"}
     for tag in tags:
-        found = [(event.step, event.value) for event in events.Scalars(tag)]
+        recorded = [(event.step, event.value) for event in events.Scalars(tag)]
         expected = [
             (record["env_steps"], float(np.float32(record[tag]))) for record in run.records if tag in record
         ]
         if tag == "opt_steps":  # not of late evaluations, whose steps would go back
-            expected = [one for i, one in enumerate(expected) if one >= max(expected[: i + 1])]
-        assert found == expected, tag
+            expected = [point for i, point in enumerate(expected) if point >= max(expected[: i + 1])]
+        assert recorded == expected, tag
 
 
 def test_a_csv_file_has_a_line_for_each_value(run: Run) -> None:

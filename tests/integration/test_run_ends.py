@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.cli.train import main
 from border_cli.config.resolve import ratio_tolerance
 from border_cli.core.metrics import Record
-from border_cli.training.evaluators import EpisodeRunner
+from tests.faults.amounts import FULL
 from tests.real_runs import TINY, Run, tiny, train
 from tests.warm import finished
 
@@ -26,6 +25,7 @@ SHAPES = {
     "2 actors with 3 environments": ("n_actors=2", "actor_manager.envs_per_actor=3"),
 }
 QUIET = "trainer.eval_interval=null"
+full_tier = pytest.mark.skipif(not FULL, reason="make test-full")
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -35,28 +35,6 @@ def ended_by(run: Run) -> str:
     assert (summary["status"], summary["exit_code"], summary["error"]) == ("done", 0, None)
     name: str = summary["ended_by"]
     return name
-
-
-def test_a_signal_in_the_last_evaluation_stops_the_run_and_resume_evaluates_its_result(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    args = tiny("trainer.max_opts=20", "trainer.eval_interval=1000", "trainer=sync")
-    evaluate = EpisodeRunner.evaluate
-
-    def stop_first(*given: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EpisodeRunner, "evaluate", stop_first)
-        assert main(args) == 143
-    run = Run(Path("runs/latest").resolve())
-    assert (run.summary["status"], run.summary["ended_by"]) == ("stopped", "sigterm")
-    assert run.checkpoints == ["step-000000020"]
-    assert run.summary["last_score"] is None
-    assert main([f"resume={run.path}"]) == 0
-    assert ended_by(run) == "max_opts"
-    assert run.summary["last_score"]["opt_steps"] == 20
 
 
 def test_a_run_shorter_than_its_preset_is_not_compared_with_its_expected_return() -> None:
@@ -82,20 +60,20 @@ def assert_ratio(run: Run, opt_steps: int, env_steps: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "interval"),
     [
-        ("sync with 3 environments", "0.5"),
         ("2 actors with 3 environments", "0.5"),
         ("2 actors with 3 environments", "null"),
+        pytest.param("sync with 3 environments", "0.5", marks=full_tier),
     ],
 )
 def test_max_opts_is_reached_exactly_and_the_ratio_holds(shape: str, interval: str) -> None:
-    args = ["trainer.max_opts=177", f"trainer.opt_interval={interval}", "trainer.record_interval=1"]
+    args = ["trainer.max_opts=97", f"trainer.opt_interval={interval}", "trainer.record_interval=1"]
     run = train(*args, "buffer.n_step=3", QUIET, *SHAPES[shape])
     assert ended_by(run) == "max_opts"
     opt_steps, env_steps = run.counts
-    assert opt_steps == 177
-    assert run.checkpoints == ["step-000000177"]
-    (at_the_end,) = [v for n, v in run.series("throughput/samples_per_opt_step") if n == 177][-1:]
-    assert at_the_end == pytest.approx((env_steps - WARMUP) / 177)
+    assert opt_steps == 97
+    assert run.checkpoints == ["step-000000097"]
+    (at_the_end,) = [v for n, v in run.series("throughput/samples_per_opt_step") if n == 97][-1:]
+    assert at_the_end == pytest.approx((env_steps - WARMUP) / 97)
     if interval == "null":
         assert run.config.trainer.opt_interval is None and env_steps >= WARMUP
         return
@@ -108,15 +86,15 @@ def test_max_opts_is_reached_exactly_and_the_ratio_holds(shape: str, interval: s
 @pytest.mark.parametrize(
     ("shape", "interval", "budget", "opt_steps"),
     [
-        ("sync with 3 environments", "4", 403, 88),
-        ("2 actors with 3 environments", "0.5", 403, 706),
+        ("sync with 3 environments", "4", 203, 38),
+        ("2 actors with 3 environments", "0.5", 203, 306),
         ("1 actor", "1", WARMUP + 1, 1),
     ],
 )
 def test_max_env_steps_are_used_completely_and_every_allowed_opt_step_is_done(
     shape: str, interval: str, budget: int, opt_steps: int
 ) -> None:
-    """403 is no multiple of 2, 3 or 64, so the last credit is smaller than one step of all environments of an actor."""
+    """203 is no multiple of 2, 3 or 64, so the last credit is smaller than one step of all environments of an actor."""
     run = train(f"trainer.max_env_steps={budget}", f"trainer.opt_interval={interval}", QUIET, *SHAPES[shape])
     assert ended_by(run) == "max_env_steps"
     assert run.counts[1] == sum(actor["env_steps"] for actor in run.summary["actors"]) == budget
@@ -126,10 +104,10 @@ def test_max_env_steps_are_used_completely_and_every_allowed_opt_step_is_done(
 
 
 def test_max_time_ends_a_run() -> None:
-    run = train("trainer.max_time=1", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
+    run = train("trainer.max_time=0.3", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
     assert ended_by(run) == "max_time"
     opt_steps, env_steps = run.counts
-    assert run.summary["seconds"] >= 1
+    assert run.summary["seconds"] >= 0.3
     assert (
         env_steps < run.config.trainer.max_env_steps == 50_000
     )  # from the default: no other budget was given
@@ -155,7 +133,7 @@ def test_without_saves_and_records_the_last_checkpoint_and_the_evaluations_remai
     "intervals",
     [
         ("trainer.record_interval=null", "trainer.save_interval=50"),
-        ("trainer.record_interval=500", "trainer.save_interval=null"),
+        pytest.param(("trainer.record_interval=500", "trainer.save_interval=null"), marks=full_tier),
     ],
 )
 def test_weights_that_are_not_finite_are_never_kept(
@@ -163,9 +141,9 @@ def test_weights_that_are_not_finite_are_never_kept(
 ) -> None:
     learn = NetworkAgent.opt
 
-    def spoil(self: NetworkAgent, *given: Any, **named: Any) -> Record | None:
+    def spoil(self: NetworkAgent, *values: Any, **named: Any) -> Record | None:
         self.policy.params[0] = float("nan")
-        return learn(self, *given, **named)
+        return learn(self, *values, **named)
 
     monkeypatch.setattr(NetworkAgent, "opt", spoil)
     words = tiny("trainer=sync", "trainer.max_opts=60", QUIET, "trainer.max_nonfinite=1000", *intervals)

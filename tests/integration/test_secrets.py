@@ -14,7 +14,7 @@ from tests.faults.amounts import sampled
 from tests.real_runs import Run, tiny
 
 TOKEN = "hf_0123456789abcdefPLANTED"
-SHORT = ("env=gym", "trainer.max_opts=100", "recorder.tensorboard=true", "trainer.eval_interval=60")
+SHORT = ("env=gym", "trainer.max_opts=40", "recorder.tensorboard=true", "trainer.eval_interval=20")
 ENDS = {
     "done": (0, "env.entry_point=tests.counting:CountingEnv", "trainer=async"),
     "defect": (1, "env.entry_point=tests.counting:CountingEnv", "trainer=sync"),

@@ -137,7 +137,8 @@ def test_a_new_run_starts_from_the_weights_of_another(
     assert run.config.init_from == str(path if whole else checkpoint)
 
 
-SAC = ("agent=sac", "env=pendulum", SYNC, "trainer.save_interval=20", "seed=1")
+PENDULUM = ("agent=sac", "env=pendulum", "evaluator.max_episode_steps=20", "seed=1")
+SAC = (*PENDULUM, SYNC, "trainer.save_interval=20")
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +184,7 @@ def test_a_new_sac_run_starts_from_the_critics_too(
 
 def test_a_fine_tuned_run_acts_with_its_weights_and_evaluates_them_first(first_sac: Run) -> None:
     run = train(
-        *("agent=sac", "env=pendulum", "evaluator=process", f"init_from={first_sac.path}", "seed=1"),
+        *(*PENDULUM, "evaluator=process", f"init_from={first_sac.path}"),
         *("trainer.max_opts=20", "trainer.eval_interval=20", "evaluator.episodes=1"),
     )
     assert run.config.agent.random_env_steps == 0

@@ -255,6 +255,7 @@ def test_the_preset_of_a_sweep_with_files_of_the_user_is_used_with_them(
         "hydra/launcher=basic",
     )
     words += ("trainer.eval_interval=20", "trainer.save_interval=null", "recorder.console=plain")
+    words += ("evaluator.max_episode_steps=20",)
     assert main(["--config-dir", "c", "-m", *tiny(*words)]) == 0
     (best,) = re.findall("best +(border-train --config-dir c .*)", capsys.readouterr().out)
     assert "'hydra.searchpath=[runs/sweeps/" in best

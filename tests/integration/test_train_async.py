@@ -29,14 +29,14 @@ from tests.warm import finished
 
 
 def small(**sections: object) -> TrainConfig:
-    given: dict[str, object] = {
+    default: dict[str, object] = {
         "agent": DqnConfig(hidden=[16], batch_size=16),
         "env": EnvConfig(id="CartPole-v1"),
         "trainer": TrainerConfig(max_opts=30, max_env_steps=None, warmup_period=50, eval_interval=20),
         "evaluator": EvaluatorConfig(episodes=2),
         "recorder": RecorderConfig(console="none", tensorboard=False),
     }
-    return TrainConfig(**given | sections)  # type: ignore[arg-type]
+    return TrainConfig(**default | sections)  # type: ignore[arg-type]
 
 
 def test_the_result_has_scores_totals_throughput_and_actors(workplace: Path) -> None:

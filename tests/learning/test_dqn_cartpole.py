@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from border_cli.cli.train import main
-from tests.faults.amounts import FULL
+from tests.faults.amounts import FULL, times
 from tests.real_runs import Run
 from tests.trained import read_checkpoint
 
-SOLVED = 475.0
-WITHIN = 50_000  # [env steps] half of the preset's budget
+SOLVED = 475.0 if FULL else 195.0
+"""A random policy has about 22."""
+WITHIN = times(15_000, 50_000)
+"""Env steps; the budget of the preset is 100,000."""
 ARGS = (
     "agent=dqn",
     "env=cartpole",
     f"trainer.stop_return={SOLVED}",
+    f"evaluator.max_episode_steps={times(250, 500)}",
     "recorder.console=none",
     "recorder.tensorboard=false",
 )
@@ -24,18 +27,14 @@ ARGS = (
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(300)]
 
 
-def train(workplace: Path, *args: str) -> Run:
+def assert_solved(*args: str) -> None:
+    """Check that the best model's score on fresh episodes ended the run."""
     assert main([*ARGS, *args]) == 0
-    return Run((workplace / "runs" / "latest").resolve())
-
-
-def assert_solved(run: Run) -> None:
-    """Check that the best model's score on fresh episodes ended the run within half of the preset's budget."""
+    run = Run(Path("runs/latest").resolve())
     assert run.config.preset.name == "dqn_cartpole"
-    assert run.config.trainer.max_env_steps == 2 * WITHIN
-    assert run.counts[1] <= WITHIN
     summary = run.summary
     assert summary["ended_by"] == "stop_return", run.series("eval/return_mean")
+    assert run.counts[1] <= WITHIN
     assert summary["best_score"]["mean"] >= SOLVED
     best = read_checkpoint(run.path / "best")
     assert best.score is not None
@@ -44,13 +43,13 @@ def assert_solved(run: Run) -> None:
 
 
 def test_the_learner_that_acts_itself_solves_cartpole(workplace: Path) -> None:
-    assert_solved(train(workplace, "trainer=sync", "seed=0"))
+    assert_solved("trainer=sync", "seed=0")
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full")
 def test_a_learner_with_two_actors_solves_cartpole(workplace: Path) -> None:
-    """Free-running actors are not reproducible, and a rare seed fails, so a second seed may try."""
-    run = train(workplace, "n_actors=2", "seed=0")
-    if run.summary["ended_by"] != "stop_return":
-        run = train(workplace, "n_actors=2", "seed=1")
-    assert_solved(run)
+    """Free-running actors are not reproducible, and a rare seed fails, so the learning is tried twice."""
+    try:
+        assert_solved("n_actors=2", "seed=0")
+    except AssertionError:
+        assert_solved("n_actors=2", "seed=1")
