@@ -1,34 +1,53 @@
 """`border-train -m`: compose the jobs, start or continue the sweep, run its jobs in slots, and sum up.
 
 With another launcher of Hydra (`hydra/launcher=submitit_slurm`) the plugin runs the jobs that are left. Another sweeper
-(`hydra/sweeper=optuna`) chooses the jobs, batch by batch.
+(`hydra/sweeper=optuna`) chooses the jobs, batch by batch; `hydra/sweeper=border_optuna` is our own tuning.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import (
+    FloatRange,
+    Glob,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+    Transformer,
+)
 
-from border_cli.cli.compose import PRIMARY, Composed, Composer, translated
-from border_cli.cli.overrides import check_interval, quoted
+from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
+from border_cli.cli.overrides import check_interval, parse_overrides, quoted
 from border_cli.cli.sweep_run import OWN_LAUNCHERS, SweepRun, SweepSettings, ray_settings
-from border_cli.cli.tune import read_tuning, tune
-from border_cli.core.errors import Interrupted, UsageError
+from border_cli.config.convert import load, nearest
+from border_cli.config.presets import conf_dir
+from border_cli.config.resolve import counts
+from border_cli.core.errors import ExitCode, Interrupted, UsageError
+from border_cli.core.format import counted
 from border_cli.display.output import output
+from border_cli.display.text import print_lines
 from border_cli.run.directory import (
     SWEEP_FILE,
     Launch,
     create_sweep,
     locked,
     make_folder,
+    shown,
     writing,
 )
 from border_cli.runtime.stopping import StopFlag
-from border_cli.sweeps.jobs import Sweep, job_argv, newest_sweep
+from border_cli.sweeps.job_table import print_tuning_tables
+from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
+from border_cli.sweeps.study import STUDY_FILE, TuningSettings, import_optuna, value_text
+from border_cli.sweeps.tuning import Tuner
 
 
 def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> int:
@@ -121,3 +140,197 @@ def _folder(composer: Composer, launch: Launch, settings: SweepSettings, argv: S
         )
     make_folder(folder)
     return folder
+
+
+# -- tuning in the slots of a sweep ------------------------------------------------
+
+_NEVER_PRUNED = 3
+"""No trial is pruned in the first third of its budget."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned and how.
+
+    largest: a trial with the last or highest value of each key · prunes_from: the first opt step at which a trial may
+    be pruned.
+    """
+
+    settings: TuningSettings
+    space: Space
+    largest: Composed
+    prunes_from: int
+
+
+def read_tuning(composer: Composer, argv: Sequence[str]) -> Tuning:
+    """Read the settings of a tuning. Raises UsageError before there is a folder, if the tuning cannot begin."""
+    merged = composer.merge()
+    settings = hydra_section(TuningSettings, merged, "sweeper")
+    name = settings.space or str(merged.hydra.runtime.choices["agent"])
+    arguments = [word for word in argv if not word.startswith("hydra")]
+    space = read_space(arguments, lambda: default_space(name))
+    shares = 0.0, 1.0, 0.37  # the ends, and a number that is not whole
+    _, largest, _ = (composer.compose(space.overrides(space.values(share), 0)) for share in shares)
+    config = largest.config
+    if config.trainer.eval_interval is None:
+        raise UsageError("tuning needs evaluations", allowed="trainer.eval_interval=<opt steps>")
+    if not config.recorder.jsonl:
+        raise UsageError("tuning reads the evaluations of its runs", allowed="recorder.jsonl=true")
+    return Tuning(settings, space, largest, (counts(config).opt_steps or 0) // _NEVER_PRUNED)
+
+
+def tune(run: SweepRun, tuning: Tuning) -> int:
+    """Run the trials, or those that are left. Prints the results and returns the exit code. Raises OSError."""
+    s, space = tuning.settings, tuning.space
+
+    def make_job(params: Mapping[str, str], more_seed: int) -> Job:
+        job = run.add(run.composer.compose(space.overrides(params, more_seed)))
+        run.sweep.save(job)
+        return job
+
+    tuner = Tuner(run.sweep.folder, s, space.distributions, make_job, run.say, tuning.prunes_from)
+    if not tuner.has_ended:
+        runs = f" of {counted(s.seeds, 'run')} each" if s.seeds > 1 else ""
+        parts = [f"{counted(s.n_trials, 'trial')}{runs}"]
+        if s.pruner != "none":
+            parts.append(f"the worse ones are stopped from opt step {tuning.prunes_from:,} on")
+        if s.top:
+            again = counted(s.top_seeds, "run")
+            parts.append(f"the best {s.top} confirmed by {again} each on fresh seeds")
+        run.say("; ".join(parts))
+        run.drive(tuner, tuning.largest, max(s.n_trials * s.seeds, s.top * s.top_seeds))
+    run.sweep.save()  # what could not be written meanwhile
+    winner, lines = tuner.winner, list[tuple[str, str]]()
+    folder = shlex.quote(str(shown(run.sweep.folder)))
+    if winner is not None:
+        values = " ".join(f"{key}={value}" for key, value in winner.params.items())
+        preset = run.write_preset(winner.jobs[0], tuner.expect(winner), f"trial {winner.number}: {values}")
+        lines += [("best", preset), ("study", f"optuna-dashboard {folder}/{STUDY_FILE}")]
+    elif not tuner.has_ended:
+        lines.append(("next", run.continue_command))
+    print_tuning_tables(run.console, tuner)
+    print_lines(run.console, *lines)
+    if winner is not None:
+        return int(ExitCode.DONE)
+    # A trial that was pruned was stopped, too, but that is no failure. A trial with values that are not allowed has no job.
+    otherwise = ExitCode.USAGE if tuner.has_ended else ExitCode.DONE
+    return next((job.exit_code for job in tuner.unfinished_jobs if job.exit_code), int(otherwise))
+
+
+# -- search spaces: Hydra's syntax, `agent.lr='tag(log,interval(1e-4,3e-3))'`, as distributions of Optuna ----
+
+
+@dataclass(frozen=True)
+class Space:
+    """The tuned keys, and the fixed overrides.
+
+    fixed: overrides with one value, as they are typed, without the seed · seed: that of the first run ·
+    distributions: by key · elements: by key, how it is typed, such as `++agent.lr`.
+    """
+
+    fixed: list[str]
+    seed: int
+    distributions: dict[str, Any]
+    elements: dict[str, str]
+
+    def values(self, share: float) -> dict[str, str]:
+        """One value of each key: the lowest or the first for 0, the highest or the last for 1, or one in between."""
+        values = {}
+        for key, distribution in self.distributions.items():
+            if hasattr(distribution, "choices"):
+                values[key] = str(distribution.choices[round(share * (len(distribution.choices) - 1))])
+            else:
+                value = distribution.low + share * (distribution.high - distribution.low)
+                values[key] = value_text(
+                    value if isinstance(distribution.low, float) else round(value), distribution
+                )
+        return values
+
+    def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:
+        """The overrides of one run, in the order of the search space: jobs are known by their overrides."""
+        tuned = [f"{element}={params[key]}" for key, element in self.elements.items() if key in params]
+        return [*self.fixed, *tuned, f"++seed={self.seed + more_seed}"]
+
+
+def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str]]) -> Space:
+    """Read the search space from overrides. Raises UsageError if a key cannot be tuned, or if there is nothing to tune.
+
+    defaults: reads the search space to use if none was typed; keys that were typed are left out of it.
+    """
+    optuna = import_optuna()
+    typed = parse_overrides(arguments)
+    names = {override.key_or_group for override in typed}
+    added = []
+    if not any(override.is_sweep_override() and override.key_or_group != "seed" for override in typed):
+        added = [f"++{key}={value}" for key, value in defaults().items() if key not in names]
+    fixed, seed = list[str](), 0
+    distributions, elements = dict[str, Any](), dict[str, str]()
+    for override in [*typed, *parse_overrides(added)]:
+        key, element = override.key_or_group, override.get_key_element()
+        if key == "seed":
+            if override.is_sweep_override():
+                raise UsageError(
+                    "seed has several values, and a tuning has its own",
+                    allowed="hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>",
+                )
+            seed = override.value()
+            if not isinstance(seed, int) or isinstance(seed, bool):
+                raise UsageError(
+                    f"seed={seed}: not allowed in a tuning", allowed="a whole number, the first seed"
+                )
+        elif key in ("env", "env.id", "env.entry_point") and override.is_sweep_override():
+            raise UsageError(
+                f"{key} has several values, and their scores cannot be compared",
+                allowed="a tuning for each environment",
+            )
+        elif override.is_sweep_override():
+            distributions[key] = _distribution(override, optuna.distributions)
+            elements[key] = element
+        else:
+            fixed.append(str(override.input_line))
+    if not distributions:
+        raise UsageError(
+            "there is nothing to tune",
+            allowed="agent.lr='tag(log,interval(1e-4,3e-3))', agent.batch_size='choice(64,128)'",
+        )
+    return Space(fixed, seed, distributions, elements)
+
+
+def default_space(name: str) -> dict[str, str]:
+    """The search space of an agent, or of a file, whose `base` names one that it extends. Raises UsageError."""
+    path = Path(name) if name.endswith(".yaml") else conf_dir() / "space" / f"{name}.yaml"
+    if not path.is_file():
+        options = sorted(file.stem for file in (conf_dir() / "space").glob("*.yaml"))
+        raise UsageError(
+            f"there is no search space for {name!r}, and none was typed",
+            nearest=(match := nearest(name, options)) and f"hydra.sweeper.space={match}",
+            allowed=f"agent.lr='interval(1e-4,1e-3)', or hydra.sweeper.space={'|'.join(options)}|<file>.yaml",
+        )
+    values: dict[str, Any] = load(path)
+    base = values.pop("base", None)
+    space = {str(key): str(value) for key, value in values.items()}
+    return space if base is None else default_space(str(base)) | space
+
+
+def _distribution(override: Override, distributions: Any) -> Any:
+    value: Any = override.value()
+    is_log = "log" in getattr(value, "tags", ())
+    try:
+        if isinstance(value, IntervalSweep):
+            if isinstance(value.start, int) and isinstance(value.end, int):
+                return distributions.IntDistribution(value.start, value.end, log=is_log)
+            return distributions.FloatDistribution(value.start, value.end, log=is_log)
+        if isinstance(value, RangeSweep):
+            points = value.range()
+            if not any(True for _ in points):
+                raise ValueError("the range is empty")
+            if isinstance(points, FloatRange):
+                return distributions.FloatDistribution(value.start, max(points), log=is_log, step=value.step)
+            return distributions.IntDistribution(points.start, points[-1], log=is_log, step=points.step)
+        if isinstance(value, Glob):
+            raise ValueError("a glob is not a search space")
+        return distributions.CategoricalDistribution(list(override.sweep_iterator(Transformer.str)))
+    except ValueError as e:
+        raise UsageError(
+            f"{str(override.input_line).lstrip('+')}: {str(e).splitlines()[0]}\nallowed: interval(…), range(…), choice(…)"
+        ) from e

@@ -10,8 +10,8 @@ import pytest
 
 from border_cli import compose
 from border_cli.agents.dqn.config import DqnConfig
+from border_cli.cli.sweep import default_space, read_space
 from border_cli.cli.train import main
-from border_cli.cli.tune import default_space, read_space
 from border_cli.config.convert import dotted, load, to_plain
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
