@@ -144,7 +144,7 @@ def _limited(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any
 def check_statistics(env: gymnasium.Env[Any, Any]) -> None:
     """Raise UsageError for an environment that normalises by running statistics of its own, different in each process.
 
-    They are attributes of a class RunningMeanStd, or called as in gymnasium's and other wrappers, and are not fixed.
+    Such statistics are of a class RunningMeanStd, or have the names of known wrappers, and are not fixed.
     """
     for layer in _layers(env):
         for name, value in vars(layer).items():

@@ -86,7 +86,7 @@ class Tracker(ABC):
         return at > self.stored.get(self.name_of(name), (-1, 0))
 
     def mark_failed(self) -> None:
-        """Have `close` end the run as a failed one."""
+        """Let `close` end the run as failed."""
         self._failed = True
 
 

@@ -253,7 +253,7 @@ class Child:
 
 
 def call(_: Reporter, function: Any, args: tuple[Any, ...]) -> Any:
-    """What a child runs that only calls a function."""
+    """The main function of a child that only calls a function."""
     return function(*args)
 
 

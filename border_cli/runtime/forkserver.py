@@ -126,7 +126,7 @@ def become_client(descriptor: int) -> None:
 
 
 def preparation(name: str) -> dict[str, Any]:
-    """What a child needs to know of this process: its paths, and its main module unless it was piped into Python."""
+    """What a child needs to know about this process: its paths, and its main module, unless that came by a pipe."""
     default: Any = multiprocessing.get_start_method(allow_none=True)
     data: dict[str, Any] = spawn.get_preparation_data(name)
     if default is None:  # the caller may still choose one

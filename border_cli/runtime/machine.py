@@ -100,7 +100,7 @@ def idle_s() -> float:
 
 
 def gpus() -> list[str]:
-    """Names of the GPUs by which CUDA_VISIBLE_DEVICES can choose among those that this process may use."""
+    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in visible.split(",") if name]
     folder = Path("/proc/driver/nvidia/gpus")

@@ -47,7 +47,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """In a forked process, such as a worker of a `multiprocessing.Pool`, which has to end on a signal."""
+    """Restore default handlers in a forked process, such as a worker of a `Pool`: signals have to end it."""
     for number, handler in _handlers.items():
         if signal.getsignal(number) == handler:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -68,7 +68,7 @@ def restart_delay_s(number: int, first_s: float) -> float:
 
 
 class Condition(enum.Enum):
-    """Where a supervised process stands."""
+    """The state of a supervised process."""
 
     NOT_STARTED = enum.auto()
     STARTING = enum.auto()

@@ -119,7 +119,7 @@ def clipped(text: str, most: int = MESSAGE_BYTES) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """Message of the fork server: the child has ended, with what it had started.
+    """Message of the fork server: the child has ended, and all processes that it had started.
 
     code: of its exit · tail: the end of what it printed · errno: why the system did not start it.
     """

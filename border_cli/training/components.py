@@ -52,7 +52,7 @@ class LoopState:
         agent_values: the agent's metrics since that record, by name.
         pending: stages that are due and not done yet.
         incarnations: the incarnation of each actor whose rows were inserted last.
-        records: lines in the files of the recorders when the run was resumed; each knows how many it has now.
+        records: number of lines in each recorder's file when the run was resumed.
     """
 
     recorded_at: int = -1
