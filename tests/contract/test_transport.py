@@ -137,14 +137,6 @@ def test_a_chunk_is_sent_after_50_ms(took_ns: list[int], env_steps: list[int]) -
     assert bench.env_steps == env_steps
 
 
-def test_env_steps_count_before_n_step_completes_a_row() -> None:
-    bench = Bench(n_buffer=2, n_step=5, length=1000)
-    bench.grant(6)
-    bench.run()
-    assert bench.env_steps == [2, 2, 2]
-    assert [chunk.rows for chunk in bench.chunks] == [0, 0, 2]
-
-
 def test_exploration_follows_the_global_count_and_the_actors_own_unpublished_steps() -> None:
     bench = Bench(n_buffer=3)
     bench.status.announce(100)

@@ -1,7 +1,7 @@
 """The user's mistakes: each row is a command line, the fragments that its message must contain, and its exit code.
 
 A mistake ends in one to three lines on stderr, without a traceback and without a run directory. The rules themselves are
-tested in tests/unit/test_config_checks.py, test_config_convert.py and test_config_suggest.py.
+tested in tests/unit/test_config_checks.py and test_config.py.
 """
 
 from __future__ import annotations

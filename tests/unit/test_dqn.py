@@ -200,11 +200,3 @@ def test_recorded_metrics_are_means_since_the_last_record() -> None:
         assert mean == pytest.approx(sum(values[name] for values in singles) / 3), name
     assert singles[0] != singles[1]
     assert rare.algorithm.stats.sums.tolist() == [0.0] * 4
-
-
-def test_a_falling_learning_rate_is_recorded() -> None:
-    agent, buffer = full_agent(lr=0.5, lr_schedule="linear", lr_opt_steps=4)
-    records = [agent.opt(buffer, record=True) for _ in range(3)]
-    assert [record.values["agent/lr"] for record in records] == [0.5, 0.375, 0.25]
-    constant, buffer = full_agent()
-    assert "agent/lr" not in constant.opt(buffer, record=True).values

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from border_cli.actors.sampler import Sampler
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import (
     ActorLostError,
@@ -18,10 +18,14 @@ from border_cli.core.errors import (
     Interrupted,
     UsageError,
 )
+from border_cli.core.state import State
+from border_cli.core.types import Items
 from border_cli.envs import group as group_module
 from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
 from border_cli.envs.try_env import Probed, try_env
+from border_cli.replay.n_step import NStepProcessor
 from tests.counting import CountingEnv
+from tests.fakes import COUNTING_SPEC, NumpyPolicy
 
 ACTIONS = np.zeros(2, np.int64)
 
@@ -114,43 +118,17 @@ def test_all_environments_are_closed_also_if_making_them_fails(
     assert len(closed) == 5
 
 
-@pytest.mark.parametrize(
-    ("fails", "message", "context"),
-    [
-        (
-            lambda: started(lengths=[1], fault="raise", fault_step=2).step([1], ACTIONS[:1]),
-            "stepping, after 2 env steps: RuntimeError: CountingEnv raises at step",
-            {"phase": "step", "env": 1, "episode": 2, "step": 0, "action": 0},
-        ),
-        (
-            lambda: group(fault="raise", fault_at="reset").reset(0),
-            "resetting: RuntimeError",
-            {"phase": "reset", "env": 0, "episode": 1, "step": 0},
-        ),
-        (
-            lambda: group(fault="raise", fault_at="make"),
-            "making the environment: RuntimeError",
-            {"phase": "make"},
-        ),
-    ],
-    ids=["step", "reset", "make"],
-)
-def test_a6_an_error_says_where_it_happened(
-    monkeypatch: pytest.MonkeyPatch, fails: Callable[[], Any], message: str, context: dict[str, Any]
-) -> None:
-    step = GymEnv.step
-
-    def step_twice(self: GymEnv, env_ix: Any, action: Any) -> Any:
-        """An episode of one env step, and the first of the next one."""
-        step(self, [0, 1], ACTIONS)
-        self.reset(1)
-        return step(self, env_ix, action)
-
-    monkeypatch.setattr(GymEnv, "step", step_twice)
-    with pytest.raises(ActorLostError, match=f"^actor 0 failed while {message}") as lost:
-        fails()
+def test_a6_an_error_says_where_it_happened() -> None:
+    """In the first env step of the second episode of the second environment."""
+    env = started(lengths=[1], fault="raise", fault_step=2)
+    env.step([0, 1], ACTIONS)
+    env.reset(1)
+    message = "^actor 0 failed while stepping, after 2 env steps: RuntimeError: CountingEnv raises at step"
+    with pytest.raises(ActorLostError, match=message) as lost:
+        env.step([1], ACTIONS[:1])
     assert lost.value.code == ExitCode.ACTOR_LOST
-    assert lost.value.context == {"who": "actor 0"} | context
+    context = {"who": "actor 0", "phase": "step", "env": 1, "episode": 2, "step": 0, "action": 0}
+    assert lost.value.context == context
     assert "counting.py" in lost.value.details and isinstance(lost.value.__cause__, RuntimeError)
 
 
@@ -249,3 +227,66 @@ def test_i4_a_state_of_other_shapes_is_refused(name: str, bad: Any) -> None:
         state.arrays[name] = bad.astype(np.float32) if name == "actions-0" else bad
     with pytest.raises(IncompatibleStateError, match=name):
         replayed().load_state(state)
+
+
+# -- a resumed sampler whose environments cannot be restored ---------------
+
+
+LENGTH = 9
+
+
+class Forgetful(GymEnv):
+    """Environments whose state cannot be restored, for those in `lost`."""
+
+    def __init__(self, lost: list[int], n_envs: int) -> None:
+        super().__init__(
+            EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"lengths": [LENGTH]}), n_envs
+        )
+        self._lost = lost
+
+    def state(self) -> State:
+        return State()
+
+    def load_state(self, state: State) -> list[int]:
+        for env_ix in range(self.n_envs):
+            self.reset(env_ix, 0)  # stands for the position in the episode
+        return self._lost
+
+
+def sampler(lost: list[int], n_envs: int = 2) -> Sampler:
+    processor = NStepProcessor(COUNTING_SPEC, n_envs, 3, 0.9)
+    env = Forgetful(lost, n_envs)
+    return Sampler(env, NumpyPolicy(), processor, lambda env, episode: episode, "me")
+
+
+def broken_off() -> State:
+    """Return a sampler in the middle of an episode: two env steps of each environment are pending."""
+    first = sampler([])
+    first.begin()
+    for _ in range(2):
+        assert len(first.sample([0, 1], 0)["n_steps"]) == 0
+    return first.state()
+
+
+def spans(items: Items) -> list[tuple[int, int]]:
+    return list(zip(items["env"].tolist(), items["n_steps"].tolist(), strict=True))
+
+
+def test_a_state_saved_before_the_cut_rows_are_sent_contains_them() -> None:
+    resumed = sampler([1])
+    resumed.begin_from(broken_off())
+    kept = resumed.state()
+    expected = resumed.sample([1], 0)
+    assert spans(expected) == [(1, 2), (1, 1), (1, 0)]
+    again = sampler([])
+    again.begin_from(kept)
+    items = again.sample([1], 0)
+    assert spans(items) == spans(expected)
+    assert (items["obs"] == expected["obs"]).all()
+    assert again.exact
+    assert len(again.sample([1], 0)["n_steps"]) == 0  # cut once
+
+
+def test_i4_a_state_of_other_environments_is_refused() -> None:
+    with pytest.raises(IncompatibleStateError, match="the sampler of me has episodes"):
+        sampler([]).begin_from(sampler([], n_envs=3).state())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from border_cli.agents.nets import (
     image_shape,
     is_image,
 )
-from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.core.spaces import ObsLeaf, ObsSpec
 
 
 def leaf(shape: tuple[int, ...], stack: int = 1, high: float | None = 255.0, dtype: str = "uint8") -> ObsLeaf:
@@ -155,10 +154,3 @@ def test_channels_of_categories_may_come_first() -> None:
         assert hot[1, 2].tolist() == [0, 0, 0, 0, 1, 1, 0]
         assert hot[2, 3].tolist() == [1, 0, 0, 0, 0, 0, 1]
         assert hot.sum() == 12 * 2
-
-
-def test_the_categories_of_a_saved_spec_are_those_of_its_channels() -> None:
-    spec = EnvSpec(ObsSpec((GRID,)), ActionSpec("discrete", n=2))
-    assert EnvSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    wrong = EnvSpec(ObsSpec((replace(GRID, categories=(3, 1)),)), spec.action)
-    assert wrong.difference(spec) == "observation obs has categories (3, 1), here (3, 1, 2)"

@@ -222,11 +222,3 @@ def test_the_policy_network(config: SacConfig, rows: int) -> None:
     for part, name in zip(PolicyArrays(network)(obs), ("mean", "std", "features"), strict=True):
         torch_values = getattr(wanted, name).numpy()
         np.testing.assert_allclose(part, torch_values, rtol=1e-4, atol=1e-5 * np.abs(torch_values).max())
-
-
-def test_images_and_implicit_quantiles_are_left_to_torch() -> None:
-    image = env_spec(spaces.Box(0, 255, (12, 12, 3), np.uint8), spaces.Discrete(2))
-    vector = env_spec(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
-    generator = torch.Generator().manual_seed(0)
-    assert not QArrays.allowed(QNetwork(image, DqnConfig(), generator))
-    assert not QArrays.allowed(QNetwork(vector, DqnConfig(head="implicit_quantile"), generator))

@@ -62,7 +62,6 @@ def normalized(learner: NetworkAgent, obs: Any) -> Any:
 @pytest.mark.parametrize(
     ("leaf", "batches", "mean", "variance", "obs", "expected"),
     [
-        (box(1), [[[1.0], [3.0]]], [2.0], [1.0], [[3.0], [1000.0]], [[1.0], [10.0]]),
         (
             # of 1, 3, 4, 8: mean 4, squared deviations 9 + 1 + 0 + 16 · of 7, 7, 7, 9: mean 7.5, 3·0.25 + 2.25
             box(2),
@@ -73,14 +72,7 @@ def normalized(learner: NetworkAgent, obs: Any) -> Any:
             [[1.0, 0.0], [-10.0, 10.0]],
         ),
         # the squares of these numbers are equal in float32
-        (
-            box(1),
-            [[[1e6], [1e6 + 1.0]] * 128] * 100,
-            [1e6 + 0.5],
-            [0.25],
-            [[1e6], [1e6 + 1]],
-            [[-1.0], [1.0]],
-        ),
+        (box(1), [[[1e6], [1e6 + 1]] * 128] * 100, [1e6 + 0.5], [0.25], [[1e6], [1e6 + 1]], [[-1.0], [1.0]]),
         (box(1), [[[0.1]] * 7] * 7, [np.float32(0.1)], [1e-12], [[0.1], [0.11]], [[0.0], [10.0]]),
         (
             box(2, 1, stack=2),  # frames have the statistics of the newest
@@ -93,7 +85,7 @@ def normalized(learner: NetworkAgent, obs: Any) -> Any:
         # a variance that overflows: that batch is not counted
         (box(1), [[[1.0], [3.0]], [[1e30], [-1e30]]], [2.0], [1.0], [[1.0]], [[-1.0]]),
     ],
-    ids=["one batch", "two batches", "large numbers", "constant", "frames", "overflow"],
+    ids=["two batches", "large numbers", "constant", "frames", "overflow"],
 )
 def test_statistics_by_hand(
     leaf: ObsLeaf, batches: Any, mean: list[float], variance: list[float], obs: Any, expected: Any

@@ -176,23 +176,6 @@ def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: in
     assert (counts.env_steps, counts.opt_steps, counts.limit) == (env_steps, opt_steps, limit)
 
 
-@pytest.mark.parametrize(
-    ("opts", "interval", "times", "saves"), [(500, 100, 5, 5), (501, 100, 6, 6), (500, None, 0, 1)]
-)
-def test_evaluations_and_checkpoints(opts: int, interval: int | None, times: int, saves: int) -> None:
-    """They happen at each interval and for the last model."""
-    counts = resolve.counts(plan_of(max_opts=opts, eval_interval=interval, save_interval=interval))
-    assert (counts.evaluations, counts.checkpoints) == (times, saves)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "exact"),
-    [({}, True), ({"max_time": 9.0}, False), ({"stop_return": 1.0}, False), ({"opt_interval": None}, False)],
-)
-def test_counts_are_exact_if_nothing_can_end_the_run_earlier(trainer: dict[str, object], exact: bool) -> None:
-    assert resolve.counts(plan_of(max_opts=500, **trainer)).exact == exact
-
-
 def test_memory() -> None:
     assert resources.memory_need(plan_of(n_actors=4), SIZES) == {
         "replay": 1_000_000,
@@ -222,18 +205,6 @@ def test_disk() -> None:
         "best model": 2 * (400 + resources.JSON_BYTES),
     }
     assert resources.disk_need(plan_of(max_time=60.0), SIZES, False)["checkpoints"] == 4 * single
-
-
-def test_processes_threads_and_descriptors() -> None:
-    four, sync = plan_of(n_actors=4, threads=2), plan_of(n_actors=1, threads=2, type="sync")
-    sync.evaluator.type, sync.recorder.wandb = "process", "offline"
-    assert (resources.processes(four), resources.compute_threads(four)) == (5, 6)
-    assert (resources.processes(sync), resources.compute_threads(sync)) == (3, 3)
-    assert resources.tasks_need(four, cpus=16) == 2 + 16 + resources.HELPER_TASKS + 4 * resources.ACTOR_TASKS
-    others = resources.ACTOR_TASKS + resources.RECORDER_TASKS
-    assert resources.tasks_need(sync, cpus=16) == 2 + 16 + resources.HELPER_TASKS + others
-    descriptors = resources.LEARNER_DESCRIPTORS + 4 * resources.ACTOR_DESCRIPTORS
-    assert resources.descriptors_need(four) == descriptors
 
 
 SYNC = {"n_actors": 1, "type": "sync", "max_opts": 500}

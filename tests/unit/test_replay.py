@@ -36,19 +36,6 @@ def episode(start: int, length: int) -> list[Items]:
     return [processed(processor, step(start + t, 1.0, terminated=t == length - 1)) for t in range(length)]
 
 
-def test_a_row_is_sampleable_once_its_next_observation_arrived() -> None:
-    replay, (first, second, third) = buffer(10), episode(0, 4)[:3]
-    replay.push(first)
-    assert len(replay) == 0
-    replay.push(second)
-    batch = replay.batch(1)
-    assert (batch.obs["obs"].item(), batch.next_obs["obs"].item()) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="a batch of 2 from 1 rows"):
-        replay.batch(2)
-    replay.push(third)
-    assert replay.batch(2, into=batch) is not batch
-
-
 def test_a_cut_stream_is_not_continued() -> None:
     replay = buffer(10)
     replay.push(row(0), actor=3)

@@ -16,7 +16,7 @@ from border_cli.cli.report import main
 from border_cli.config.convert import to_plain
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.core.metrics import mean_interval, t975
-from border_cli.report.page import Report, draw, table, write_curves
+from border_cli.report.page import Report, draw, table
 from border_cli.report.runs import find_runs, grouped, read_run
 from border_cli.report.stats import (
     band,
@@ -333,16 +333,6 @@ def test_the_probability_of_improvement_by_hand() -> None:
     assert probability_of_improvement(y, x).value == 1 - p.value
     sure = probability_of_improvement([np.array([3.0, 4.0])], [np.array([1.0, 2.0])])
     assert (sure.low, sure.value, sure.high) == (1.0, 1.0, 1.0)
-
-
-def test_runs_of_one_seed_stay_apart_in_the_curves(tmp_path: Path) -> None:
-    for name, values in (("a", (1.0, 2.0)), ("b", (100.0, 200.0))):
-        write_run(tmp_path / name, [(10, 1.0, values[0]), (20, 2.0, values[1])], seed=1)
-    write_curves(tmp_path / "curves.csv", groups_in(tmp_path), "eval/return_mean")
-    rows = [line.split(",") for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]]
-    assert [(seed, value) for _, _, seed, _, _, value in rows] == [
-        *(("1", "1.0"), ("1", "2.0"), ("1-2", "100.0"), ("1-2", "200.0")),
-    ]
 
 
 def test_a_sweep_says_which_of_its_jobs_have_no_result(

@@ -163,13 +163,6 @@ def test_the_policy_and_the_targets_of_td3_change_every_second_opt_step() -> Non
     assert torch.allclose(algorithm.state.critics_target - before, moved)
 
 
-def test_a_fixed_coefficient_is_not_a_parameter() -> None:
-    agent = make_agent(small(entropy_coef=0.1), spec(), 0)
-    assert not any(name.startswith("alpha") for name in agent.state().arrays)
-    agent.algorithm.opt_step(batch(), 1)
-    assert agent.algorithm.stats.sums[SCALARS.index("entropy_coef")].item() == pytest.approx(0.1)
-
-
 def test_importance_weights_scale_the_rows() -> None:
     """A row of weight 0 has no effect except on the divisor of the mean."""
     moments = []

@@ -290,15 +290,6 @@ def test_the_tables_at_the_end_and_the_lines_below_them_in_a_file() -> None:
     assert "blocked" not in end_tables(RunResult("max_opts"), Progress(asynchronous=False))
 
 
-@pytest.mark.parametrize("width", [80, 40, 20])
-def test_extreme_numbers_fit_a_terminal(width: int) -> None:
-    actors = [ActorStat(10**6, 10**6, 10**18, 10**18, 1e-9, 1e9, "x" * 100)]
-    best = Evaluation(10**18, (math.inf,), (1,))
-    result = RunResult("error", best=best, actors=actors, seconds=1e12, opt_steps=10**18, env_steps=10**18)
-    result = replace(result, samples_per_opt_step=math.nan, learner_blocked=math.nan)
-    assert max(cell_len(line) for line in end_tables(result, width=width).splitlines()) <= width
-
-
 def test_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cpus", lambda: 2)
     for name in ("available_memory", "free_disk"):

@@ -42,18 +42,6 @@ def push(ring: Ring, first: int, n: int, sequence: int = 0, env_steps: int = 0) 
     return len(number)
 
 
-def test_a_chunk_is_read_once_and_unchanged() -> None:
-    ring = Ring(COLUMNS, 8)
-    assert push(ring, 10, 3, sequence=9, env_steps=4) == 3
-    (chunk,) = ring.pop_all()
-    assert (chunk.actor, chunk.incarnation, chunk.sequence) == (3, 1, 9)
-    assert (chunk.env_steps, chunk.version, chunk.rows) == (4, 7, 3)
-    dtypes = {name: column.dtype.name for name, column in chunk.items.items()}
-    assert dtypes == {"obs": "float32", "n_steps": "int32"}
-    assert chunk.items["obs"].tolist() == [[10, -10], [11, -11], [12, -12]]
-    assert ring.pop_all() == []
-
-
 def test_a_full_ring_accepts_no_rows_and_popped_rows_stay_until_the_next_pop() -> None:
     ring = Ring(COLUMNS, 8)
     assert [push(ring, 0, 5), push(ring, 4, 4), push(ring, 8, 1)] == [4, 4, -1]

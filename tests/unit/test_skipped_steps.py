@@ -2,69 +2,45 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.dqn.agent import make_agent
-from border_cli.agents.dqn.config import DqnConfig
 from border_cli.core.types import Batch
-from tests.unit.test_step_processor import SPEC
+from tests.learners import batch_of, learn_from, make_learner
 
-SIZE = 8
 COUNTED = ("stats.skipped", "stats.skipped_in_a_row")
 NAN, INF = float("nan"), float("inf")
 
 
 def good_batch(seed: int = 0) -> Batch:
-    rng = np.random.default_rng(seed)
-    return Batch(
-        obs={"obs": rng.normal(size=(SIZE, 1)).astype(np.float32)},
-        action=rng.integers(0, 9, SIZE),
-        reward=rng.normal(size=SIZE).astype(np.float32),
-        discount=np.full(SIZE, 0.9, np.float32),
-        terminated=np.zeros(SIZE, bool),
-        next_obs={"obs": rng.normal(size=(SIZE, 1)).astype(np.float32)},
-        ix=np.arange(SIZE),
-    )
+    batch = batch_of("dqn", seed)
+    batch.terminated[:] = False
+    return batch
 
 
-def bad_batch(reward: float = NAN, obs: float = 0.0, next_obs: float = 0.0) -> Batch:
+def bad_batch(reward: float = NAN, next_obs: float = 0.0) -> Batch:
     batch = good_batch()
-    batch.reward[3], batch.obs["obs"][2], batch.next_obs["obs"][1] = reward, obs, next_obs
+    batch.reward[3], batch.next_obs["obs.x"][1] = reward, next_obs
     return batch
 
 
 def overflowing_batch() -> Batch:
     """Return a batch with a finite loss, and a gradient of the last layer whose norm is infinite."""
     batch = good_batch()
-    batch.obs["obs"][...] = 1e30
-    batch.next_obs["obs"][...] = 0.0
+    batch.obs["obs.x"][...] = 1e30
+    batch.next_obs["obs.x"][...] = 0.0
     return batch
 
 
-class Batches:
-    """A buffer that returns these batches in turn."""
-
-    capacity = 1000
-
-    def __init__(self, *batches: Batch) -> None:
-        self._batches = list(batches)
-
-    def batch(self, size: int, into: Batch | None = None) -> Batch:
-        return self._batches.pop(0)
-
-
-def agent(**changes: Any) -> NetworkAgent:
-    return make_agent(DqnConfig(hidden=[8], batch_size=SIZE, **changes), SPEC, seed=5)
+agent = partial(make_learner, "dqn")
 
 
 def learn(learner: NetworkAgent, *batches: Batch) -> None:
-    buffer: Any = Batches(*batches)
-    for _ in batches:
-        learner.opt(buffer)
+    for batch in batches:
+        learn_from(learner, batch)
 
 
 def bits(learner: NetworkAgent) -> dict[str, bytes]:

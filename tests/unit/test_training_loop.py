@@ -113,20 +113,6 @@ def test_b1_rows_lost_before_the_first_opt_step_are_replaced() -> None:
     assert sum(parts.limiter.credits) == 9 + 5
 
 
-def test_collected_experience_counts_even_if_it_cannot_be_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The actors count it too, and a saved state must have the same counts."""
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    parts = Components()
-    monkeypatch.setattr(parts, "push", fail)
-    parts.arrived = [chunk(0), chunk(1), chunk(1)]
-    with pytest.raises(MemoryError):
-        parts.loop().insert()
-    assert parts.limiter.env_steps == 3
-
-
 @pytest.mark.parametrize(("counts_first", "opt_steps"), [(False, 1), (True, 2)])
 def test_an_opt_step_that_raises_counts_if_the_agent_counted_it(counts_first: bool, opt_steps: int) -> None:
     class Agent:
@@ -185,19 +171,6 @@ def test_the_waiting_shares_are_those_of_the_training_in_this_launch(now: list[f
     )
     assert telemetry.blocked == (pytest.approx(1.0 / 5.0), pytest.approx(2.0 / 5.0))
     assert telemetry.seconds == 3690.0
-
-
-def test_only_actors_that_are_alive_count_as_waiting(now: list[float]) -> None:
-    """Two of eight actors are left. In 10 s they wait 3 s for an evaluation and 1 s for credit."""
-    telemetry = make(n_actors=8)
-    gone = [ActorStat(i, state="killed", seconds=50.0) for i in range(6)]
-    two = [ActorStat(i, state="acting", seconds=50.0) for i in (6, 7)]
-    telemetry.interval_values(0, 1, gone + two, {})
-    now[0] += 10.0
-    telemetry.excluded_s += 3.0
-    two = [ActorStat(i, state="acting", seconds=60.0, blocked_seconds=4.0) for i in (6, 7)]
-    values = telemetry.interval_values(0, 1, gone + two, {})
-    assert values["async/actors_blocked"] == pytest.approx(1.0 / 7.0)
 
 
 def test_policy_lag_is_over_env_steps() -> None:
