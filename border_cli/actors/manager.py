@@ -124,7 +124,6 @@ class ActorManager:
         return State({}, self._saved | counts)
 
     def present(self) -> list[bool]:
-        """Which actors can act. Each absence is reported at least once, however short it was."""
         return [actor.present() for actor in self.actors]
 
     def grant(self, credits: Sequence[int]) -> None:

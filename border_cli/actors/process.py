@@ -13,7 +13,7 @@ from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorStat
 from border_cli.core.state import State
 from border_cli.core.types import ActorStat, Chunk, Column, ModelInfo, count_episodes
 from border_cli.runtime.child import Child
-from border_cli.runtime.supervision import Condition, Limits, Loss, SupervisedProcess
+from border_cli.runtime.supervision import Condition, Limits, SupervisedProcess
 from border_cli.runtime.transport import ModelChannel, Ring, model_layout, ring_rows
 from border_cli.runtime.worker import Ready, Reporter
 
@@ -49,7 +49,6 @@ class ActorHandle(SupervisedProcess):
     """
 
     start_hint = "allowed: a higher actor_manager.start_timeout_s, or fewer actors"
-    _absent = False
 
     def __init__(
         self,
@@ -71,7 +70,6 @@ class ActorHandle(SupervisedProcess):
         self._holds_rows = False  # whether the last `collect` returned some, which the next one gives back
         self._sequence = 0  # of the next chunk
         self._final: ActorStat | None = None  # once there is no process
-        self._absence_reported = False
 
     def spawn(self) -> Child:
         counts, status = self._counts, self._status
@@ -116,19 +114,9 @@ class ActorHandle(SupervisedProcess):
     def doing(self) -> str:
         return self.state.label
 
-    def supervise(self) -> Loss | None:
-        """As `SupervisedProcess.supervise`; a loss also makes the actor absent."""
-        loss = super().supervise()
-        if loss is not None:
-            self._absent, self._absence_reported = True, False
-        return loss
-
     def present(self) -> bool:
-        """Whether it can act. Each absence is reported at least once, however short it was."""
-        if self._absence_reported and self.condition is Condition.READY:
-            self._absent = False
-        self._absence_reported = self._absent
-        return not self._absent
+        """Whether it can act, or soon can for the first time."""
+        return self.condition is Condition.READY or not (self.losses or self._link.may_join)
 
     def collect(self) -> list[Chunk]:
         """Chunks that have arrived since the last call, whose arrays are valid until the next one.

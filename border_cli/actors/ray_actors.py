@@ -30,6 +30,7 @@ from border_cli.core.types import Chunk, Column, ModelInfo
 from border_cli.runtime.child import Child, log_here
 from border_cli.runtime.ray_cluster import Cluster, brief
 from border_cli.runtime.stopping import Deadline
+from border_cli.runtime.supervision import Condition
 from border_cli.runtime.transport import ModelChannel, Ring
 from border_cli.runtime.worker import Failed, Ready, failed, log_through, one_torch_thread
 
@@ -284,7 +285,6 @@ class RayHandle(ActorHandle):
     start_hint = "allowed: a higher actor_manager.start_timeout_s, fewer actors, or a cluster with more CPUs"
 
     needed = True  # whether the run waits for it; else it may wait for a place on the cluster
-    _absent = True  # until it is ready
 
     @property
     def remote(self) -> RayChild | None:
@@ -293,7 +293,7 @@ class RayHandle(ActorHandle):
 
     @property
     def is_watched(self) -> bool:
-        return self.needed or self._is_ready
+        return self.needed or self.condition is Condition.READY
 
     def _make(self, actor_id: ActorId) -> Child:
         link = cast("RayLink", self._link)

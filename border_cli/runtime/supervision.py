@@ -126,7 +126,6 @@ class SupervisedProcess(ABC):
         self.condition = Condition.NOT_STARTED
         self.losses = 0
         self.was_ready = False  # by any process so far
-        self._is_ready = False  # the present process
         self._limits = limits
         self._budget = RestartBudget(limits.restarts, limits.restart_window_s)
         self._monitor = HeartbeatMonitor()
@@ -181,7 +180,7 @@ class SupervisedProcess(ABC):
 
     def start(self) -> None:
         """Start the process. Raises ResourceError if memory or descriptors are too few."""
-        self._failed, self._cause, self._killed, self._is_ready = None, None, False, False
+        self._failed, self._cause, self._killed = None, None, False
         self._child = self.spawn()
         self._monitor = HeartbeatMonitor()
         self.condition = Condition.STARTING
@@ -201,7 +200,7 @@ class SupervisedProcess(ABC):
                 self._failed = message
             else:
                 if isinstance(message, Ready):
-                    self.condition, self._is_ready, self.was_ready = Condition.READY, True, True
+                    self.condition, self.was_ready = Condition.READY, True
                     self._monitor = HeartbeatMonitor()
                 self.handle(message)
         if self._cause is None and (exited or self._failed is not None):

@@ -341,6 +341,6 @@ class ProcessEvaluator(SupervisedProcess):
 
     @property
     def doing(self) -> str:
-        if not self._is_ready:
+        if self.condition is not Condition.READY:
             return "making its environments"
         return "waiting for a model" if self._task is None else f"evaluating opt step {self._task.opt_steps}"

@@ -163,11 +163,10 @@ class TrainingLoop(ABC):
         arrived = self.insert()
         if arrived:
             p.source.announce(p.limiter.env_steps)
-        left = p.limiter.set_present(p.source.present())
-        for actor in left:
+        for actor in p.limiter.set_present(p.source.present()):
             p.buffer.break_streams(actor)  # it may never come back to continue them
-        if p.limiter.grant(max(0, p.batch_size - len(p.buffer))) or left:
-            p.source.grant(p.limiter.credits)
+        p.limiter.grant(max(0, p.batch_size - len(p.buffer)))
+        p.source.grant(p.limiter.credits)  # also without new credit: a restarted actor has none
         return arrived
 
     def insert(self) -> bool:

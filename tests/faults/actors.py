@@ -95,9 +95,9 @@ class Learner:
         assert limiter.env_steps <= limiter.allowed_env_steps
         while limiter.may_opt():
             self._opt()
-        left = limiter.set_present(self.manager.present())
-        if limiter.grant() or left:
-            self.manager.grant(limiter.credits)
+        limiter.set_present(self.manager.present())
+        limiter.grant()
+        self.manager.grant(limiter.credits)
 
     def _opt(self) -> None:
         self.limiter.count_opt()

@@ -312,8 +312,8 @@ def test_f2_the_kernel_kills_actors_before_the_learner_if_memory_ends() -> None:
 # -- the credit of lost actors -------------------------------------------
 
 
-def test_a_restarted_actor_gets_credit_only_after_its_loss_was_reported() -> None:
-    """The learner evaluates and does not grant. The next incarnation must not use the unused credit of the dead one."""
+def test_a_restarted_actor_has_no_credit_before_the_next_grant() -> None:
+    """The learner evaluates and does not grant. Meanwhile the unused credit of the dead actor may go to others."""
     with running(counting_actors(lengths=LENGTHS), n_actors=1, **QUICK) as manager:
         manager.grant([10])
         wait_until(lambda: sum(c.env_steps for c in manager.collect()) == 10, "its env steps")
@@ -329,10 +329,8 @@ def test_a_restarted_actor_gets_credit_only_after_its_loss_was_reported() -> Non
             return pids(manager)[0] not in (None, victim) and waits
 
         wait_until(replaced, "its successor")
-        assert manager.present() == [False]
+        assert manager.present() == [True]
         assert manager.stats()[0].env_steps == 10
-        manager.grant([10])
-        wait_until(lambda: manager.collect() == [] and manager.present() == [True], "its presence")
         manager.grant([15])
         arrived: list[tuple[int, int]] = []
         wait_until(
