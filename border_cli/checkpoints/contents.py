@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,25 +179,22 @@ def read_run_state(path: Path, with_replay: bool) -> RunState:
     Raises InvalidCheckpointError.
     """
     manifest, files = store.read(path, ("training", "evaluation", "loop", "generators", "actors"), (REPLAY,))
-    replay = _read_replay(path, manifest) if with_replay and REPLAY in manifest.parts else None
+    replay = None
+    if with_replay and REPLAY in manifest.parts:
+        entries = {name: entry for name, entry in manifest.files.items() if store.part_of(name) == REPLAY}
+        names = (f"{REPLAY}.json", f"{REPLAY}.safetensors")
+        heads = {name: store.read_file(path, name, entries.pop(name)) for name in names if name in entries}
+
+        def read_block(name: str) -> dict[str, Array]:
+            return _arrays(path, {name: store.read_file(path, name, entries[name])}, name)
+
+        blocks = (
+            Block(name.split(".")[1], True, functools.partial(read_block, name)) for name in sorted(entries)
+        )
+        replay = replace(_state(path, heads, REPLAY), blocks=tuple(blocks))
     agent, actors, evaluation = (_state(path, files, part) for part in ("training", "actors", "evaluation"))
     loop, generators = _json(path, files, "loop.json"), _json(path, files, "generators.json")
     return RunState(agent, replay, actors, evaluation, loop, generators)
-
-
-def _read_replay(path: Path, manifest: store.Manifest) -> State:
-    entries = {name: entry for name, entry in manifest.files.items() if store.part_of(name) == REPLAY}
-    names = (f"{REPLAY}.json", f"{REPLAY}.safetensors")
-    heads = {name: store.read_file(path, name, entries.pop(name)) for name in names if name in entries}
-    state = _state(path, heads, REPLAY)
-
-    def read_block(name: str) -> dict[str, Array]:
-        return _arrays(path, {name: store.read_file(path, name, entries[name])}, name)
-
-    blocks = (
-        Block(name.split(".")[1], True, functools.partial(read_block, name)) for name in sorted(entries)
-    )
-    return State(state.arrays, state.values, tuple(blocks))
 
 
 def _state(path: Path, files: Mapping[str, bytes], part: str) -> State:

@@ -92,7 +92,13 @@ def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
 
         if argv is None:
             argv = sys.argv[1:]
-            _open_missing_streams()
+            # Standard streams that the parent process has closed become /dev/null: else the next file that is opened
+            # gets the descriptor of one, and receives what is printed.
+            while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+                os.set_inheritable(descriptor, True)
+            os.close(descriptor)
+            sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         try:
             return run(argv) or 0
         except (Exception, Interrupted, KeyboardInterrupt, SystemExit) as e:  # noqa: BLE001 - the last place to catch
@@ -134,17 +140,3 @@ def report_error(error: BaseException, argv: Sequence[str]) -> int:
         sys.stderr.writelines(f"{text}\n" for text in details)
         write_line(sys.stderr, "\n".join(printed))
     return int(error.code) if isinstance(error, BorderError) else int(ExitCode.DEFECT)
-
-
-def _open_missing_streams() -> None:
-    """Connect standard streams that the parent process has closed to /dev/null.
-
-    Without that, the next file that is opened gets the descriptor of one, and receives what is printed.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -131,8 +131,16 @@ def banner(
     kept = "not part of checkpoints" if config.checkpoint.replay == "none" else "part of each checkpoint"
     rows_of = format.counted(config.buffer.capacity, "row")
     processes, threads = resources.processes(config), resources.compute_threads(config)
+    acting, envs = config.trainer.type, format.counted(envs_per_actor(config), "environment")
+    if acting == "sync":
+        acting += f" with {envs}"
+    else:
+        each = f" of {envs}" if envs_per_actor(config) > 1 else ""
+        acting += f" with {format.counted(n_actors(config), 'actor')}{each}"
+    where = f"device {config.device}, seed {config.seed}"
+    bits = "" if is_reproducible(config) else ", not reproducible"
     lines = [
-        ("", f"border-cli {version('border-cli')}: {_what(config)}"),
+        ("", f"border-cli {version('border-cli')}: {title(config)}, {acting}, {where}{bits}"),
         ("preset", preset),
         ("resumed", resumed),
         ("budget", _budget(config)),
@@ -162,17 +170,6 @@ def preset_note(config: TrainConfig) -> str:
     if available:
         return f"none in use; preset={available} was tuned for {config.env.id}"
     return f"none for {title(config)}: the defaults stand"
-
-
-def _what(config: TrainConfig) -> str:
-    envs = envs_per_actor(config)
-    if config.trainer.type == "sync":
-        acting = f"sync with {format.counted(envs, 'environment')}"
-    else:
-        each = f" of {format.counted(envs, 'environment')}" if envs > 1 else ""
-        acting = f"{config.trainer.type} with {format.counted(n_actors(config), 'actor')}{each}"
-    bits = "" if is_reproducible(config) else ", not reproducible"
-    return f"{title(config)}, {acting}, device {config.device}, seed {config.seed}{bits}"
 
 
 def _budget(config: TrainConfig) -> str:

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from border_cli.core.errors import ResourceError
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import Recorder
 from border_cli.core.state import finite_or_null
@@ -65,9 +64,6 @@ class FileRecorder(Recorder, ABC):
     Args:
         keep: lines of earlier launches that stay; the first `write` cuts off what follows them.
 
-    Raises:
-        ResourceError: there is a file that cannot be read.
-
     Attributes:
         option: that turns the recorder on, and the name of its position in checkpoints.
     """
@@ -77,17 +73,11 @@ class FileRecorder(Recorder, ABC):
     def __init__(self, path: Path, keep: int = 0) -> None:
         self.name = path.name
         self._lines = end = 0
-        try:
-            if path.exists():
-                with path.open("rb") as file:
-                    for line in itertools.islice(file, keep):
-                        if line.endswith(b"\n"):
-                            self._lines, end = self._lines + 1, end + len(line)
-        except OSError as e:  # records of earlier launches must not be overwritten
-            raise ResourceError(
-                f"{path} cannot be read: {e.strerror}",
-                allowed=f"recorder.{self.option}=false trains without it",
-            ) from e
+        if path.exists():
+            with path.open("rb") as file:
+                for line in itertools.islice(file, keep):
+                    if line.endswith(b"\n"):
+                        self._lines, end = self._lines + 1, end + len(line)
         self._file = AppendedFile(path, end)
 
     @abstractmethod

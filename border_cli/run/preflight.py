@@ -165,10 +165,12 @@ def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
                 allowed="a higher actor_manager.start_timeout_s",
             ) from e
         first, newline, said = str(e).partition("\n")
-        if e.error_type == "BorderError":  # a module that failed on import
-            raise BorderError(str(e)) from e
-        if e.error_type == "UsageError":
-            raise UsageError(str(e)) from e
+        ours = {
+            "BorderError": BorderError,
+            "UsageError": UsageError,
+        }  # the first: a module that failed on import
+        if e.error_type in ours:
+            raise ours[e.error_type](str(e)) from e
         if e.error_type == "RuntimeError" and "bootstrapping phase" in str(e):
             raise UsageError(
                 "your script trains when it is imported", allowed='train under `if __name__ == "__main__":`'

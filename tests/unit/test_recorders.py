@@ -18,7 +18,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from border_cli.core.errors import ResourceError
 from border_cli.core.metrics import Record
 from border_cli.recorders import BufferedRecorder, RecorderGroup
 from border_cli.recorders.files import (
@@ -187,17 +186,6 @@ def test_h3_a_failing_recorder_costs_records_and_one_warning(
         f"{path} cannot be written: File too large; records may be lost, training continues",
         "metrics.jsonl lacks 3 records",
     ]
-
-
-def test_records_of_an_earlier_launch_that_cannot_be_read_end_the_run_before_it_begins(
-    tmp_path: Path,
-) -> None:
-    """They would be overwritten, or lost without a word."""
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(
-        ResourceError, match=r"metrics\.jsonl cannot be read: Is a directory\nallowed: .*jsonl=false"
-    ):
-        JsonlRecorder(tmp_path / "metrics.jsonl", keep=2)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
