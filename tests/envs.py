@@ -223,22 +223,10 @@ def normalized_cartpole() -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.ClipReward(env, 0.0, 1.0), 10)
 
 
-def fixed_cartpole() -> gymnasium.Env[Any, Any]:
-    """Return CartPole normalised by statistics that do not change."""
-    env = gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
-    env.update_running_mean = False
-    return env
-
-
 def only_image() -> gymnasium.Env[Any, Any]:
     """Return the image of `Grid` without a Dict."""
     space = spaces.Box(0, 255, (5, 5, 3), np.uint8)
     return gymnasium.wrappers.TransformObservation(Grid(), lambda o: o["image"], space)
-
-
-def stacked_grid() -> gymnasium.Env[Any, Any]:
-    """Return `Grid` with two observations stacked, without its text."""
-    return gymnasium.wrappers.FrameStackObservation(Grid(parts=("image", "cell")), 2)
 
 
 class Reporting(gymnasium.Env[np.ndarray, int]):

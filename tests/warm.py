@@ -19,6 +19,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +46,6 @@ _IMPORTED = (
 _MOST_BYTES = 1 << 18
 _NULL = subprocess.DEVNULL
 _FORK_SERVER = "a fork server"
-START_SERVER = forkserver._start_server
-"""Starts the fork server anew."""
 
 
 @dataclass(frozen=True)
@@ -333,12 +333,24 @@ def _become_command(request: _Request, streams: Sequence[int]) -> NoReturn:
     sys.path[:] = dict.fromkeys([*folders, *filter(None, sys.path)])
     if request.entry == _FORK_SERVER:
         _become_server(2)
-    for stream in request.closed:
-        os.close(stream)
+    for number in request.closed:
+        os.close(number)
     sys.argv = request.argv
     forkserver._start_server = _fork_server
     module, name = request.entry.split(":")
-    sys.exit(getattr(importlib.import_module(module), name)())
+    code: Any = 1
+    try:
+        code = getattr(importlib.import_module(module), name)()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code or 0)  # taking apart what was imported would copy its pages
 
 
 def _fork_server() -> forkserver._Link:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.campaigns.started import SHORT, Started, attempt, check_whole, is_done, only_run, say
-from tests.interrupted import value_records
+from tests.interrupted import assert_same_bits
 from tests.real_runs import Run
 
 
@@ -60,7 +60,7 @@ def _killed_twice(
     run = only_run(folder)
     check_whole(run, opt_steps)
     if whole is not None:
-        _check_same_bits(run, whole)
+        assert_same_bits(run, whole)
 
 
 def _kill(folder: Path, args: Sequence[str], at: float, *, may_exist: bool) -> None:
@@ -98,11 +98,3 @@ def _killed(folder: Path, args: Sequence[str], at: float) -> bool:
         os.killpg(victim.pid, signal.SIGKILL)
     ended = victim.end() == 0
     return not ended and not is_done(folder)
-
-
-def _check_same_bits(run: Run, whole: Run) -> None:
-    last = f"checkpoints/{whole.checkpoints[-1]}"
-    ours, theirs = run.files(last, "best"), whole.files(last, "best")
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if ours[name] != theirs[name]] == []
-    assert value_records(run) == value_records(whole)

@@ -33,7 +33,7 @@ from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env, make_processor, model
 from tests.faults.processes import wait_until
 
-LENGTHS = (7, 1, 2, 30, 3)
+LENGTHS = (7, 1, 2, 30, 3)  # shorter than, equal to and longer than n_step
 RING_ROWS = 256
 """Of an actor with one environment and the credit of `counting_actors`."""
 
@@ -156,14 +156,16 @@ class Learner:
                 np.testing.assert_array_equal(rows, expected)
 
 
-def expected_rows(env_steps: int) -> Iterator[tuple[int, int, int]]:
+def expected_rows(env_steps: int, n_step: int = 1) -> Iterator[tuple[int, int, int]]:
     """Yield (episode, time, n_steps) of every row that an environment completes in `env_steps` env steps."""
     episode = 0
     while env_steps > 0:
         length = LENGTHS[episode % len(LENGTHS)]
-        yield from ((episode, t, 1) for t in range(min(env_steps, length)))
-        if env_steps >= length:
-            yield episode, length, 0
+        if env_steps < length:
+            yield from ((episode, t, n_step) for t in range(env_steps - n_step + 1))
+            return
+        yield from ((episode, t, min(n_step, length - t)) for t in range(length))
+        yield episode, length, 0
         env_steps -= length
         episode += 1
 

@@ -28,7 +28,6 @@ from border_cli.agents.compiler import (
     remove_old_files,
     traced_path,
 )
-from border_cli.cli.train import main
 from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.spaces import Array
@@ -38,9 +37,9 @@ from border_cli.runtime.stopping import StopFlag
 from tests.fakes import processed
 from tests.faults.amounts import FULL, sampled
 from tests.faults.processes import nothing_left
-from tests.interrupted import assert_same_bits, resume, run_whole, signal_at
+from tests.interrupted import assert_same_bits, run_interrupted, run_whole
 from tests.learners import SIZE, OneBatchBuffer, batch_of, config_of, learn_from, make_learner, spec_of
-from tests.real_runs import Run, tiny, train
+from tests.real_runs import Run, train
 
 pytestmark = [
     pytest.mark.usefixtures("folder"),
@@ -409,12 +408,9 @@ def test_sync_and_lockstep_repeat_their_bits_with_compiled_opt_steps(
     args = (*mode, *RUN, "trainer.save_interval=14")
     whole = run_whole(folder / f"{mode[0]}, whole", *args)
     assert "the opt step is compiled from here on" in log(whole)
-    path = folder / f"{mode[0]}, resumed"
-    with signal_at(30):
-        assert main([*tiny(*args), f"hydra.run.dir='{path}'"]) == 143
-    resume(path)
-    assert log(Run(path)).count("the opt step is compiled from here on") == 2
-    assert_same_bits(Run(path), whole)
+    resumed = run_interrupted(folder / f"{mode[0]}, resumed", *args, at=30)
+    assert log(resumed).count("the opt step is compiled from here on") == 2
+    assert_same_bits(resumed, whole)
 
 
 def test_what_a_killed_run_left_in_the_cache_is_removed_by_a_later_one(cached: set[Path]) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from border_cli.cli.eval import main
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import ExitCode
 from border_cli.envs import make
 from border_cli.envs.group import GymEnv
 from border_cli.envs.gym_spaces import env_spec
@@ -296,38 +295,38 @@ def test_films_are_beside_the_result(
     assert "episode0.mp4 (return 3.00, 3 env steps)" in capsys.readouterr().out
 
 
-def test_a_video_without_its_package_names_the_extra(
-    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
+NO_PYGAME = gymnasium.error.DependencyNotInstalled("pygame is not installed")
+NO_OPENGL = RuntimeError("an OpenGL platform library has not been loaded into this process")
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "arg", "said"),
+    [
+        ("", None, "video=1", "pip install 'border-cli[video]'"),
+        ("step", NO_PYGAME, "render=human", "pip install 'border-cli[render]'"),
+        ("render", NO_OPENGL, "video=1", "cannot draw: RuntimeError: an OpenGL platform"),
+        ("render", NO_OPENGL, "video=1", "MUJOCO_GL=egl"),
+    ],
+)
+def test_what_is_missing_for_drawing_is_named(
+    drawing_env: list[DrawingEnv],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    error: Exception | None,
+    arg: str,
+    said: str,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "av", None)
+    def fail(*_: object) -> None:
+        assert error is not None
+        raise error
+
+    if error is None:
+        monkeypatch.setitem(sys.modules, "av", None)
+    else:
+        monkeypatch.setattr(DrawingEnv, method, fail)
     save_drawing()
-    assert "pip install 'border-cli[video]'" in refused(capsys, "run", "trust=true", "episodes=1", "video=1")
-
-
-def test_rendering_without_its_package_names_the_extra(
-    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def step(_: DrawingEnv, action: int) -> Any:
-        raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
-
-    monkeypatch.setattr(DrawingEnv, "step", step)
-    save_drawing()
-    error = refused(capsys, "run", "trust=true", "episodes=1", "render=human")
-    assert "pip install 'border-cli[render]'" in error
-    assert main(["run", "trust=true", "episodes=1"]) == ExitCode.ACTOR_LOST  # a package of the environment
-    assert "border-cli[render]" not in capsys.readouterr().err
-
-
-def test_rendering_without_opengl_names_mujoco_gl(
-    capsys: pytest.CaptureFixture[str], drawing_env: list[DrawingEnv], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def render(_: DrawingEnv) -> Any:
-        raise RuntimeError("an OpenGL platform library has not been loaded into this process")
-
-    monkeypatch.setattr(DrawingEnv, "render", render)
-    save_drawing()
-    error = refused(capsys, "run", "trust=true", "episodes=1", "video=1")
-    assert "cannot draw: RuntimeError: an OpenGL platform" in error and "MUJOCO_GL=egl" in error
+    assert said in refused(capsys, "run", "trust=true", "episodes=1", arg)
 
 
 def test_ctrl_c_exits_with_130_and_writes_no_result(

@@ -6,7 +6,6 @@ actor determines every row of each of its environments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -20,29 +19,15 @@ from border_cli.core.types import Chunk
 from border_cli.runtime import forkserver
 from border_cli.runtime.stopping import Backoff
 from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, make_resumable_env, model
+from tests.faults.actors import LENGTHS, expected_rows
 from tests.faults.amounts import sampled, times
 
 N_ACTORS = 8
-LENGTHS = (7, 1, 2, 30, 3)  # shorter than, equal to and longer than n_step
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _light_forkserver() -> None:
     forkserver.start_early(LIGHT_PRELOAD)
-
-
-def expected_rows(env_steps: int, n_step: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (episode, time, n_steps) of every row that an environment completes in `env_steps` env steps."""
-    episode = 0
-    while env_steps > 0:
-        length = LENGTHS[episode % len(LENGTHS)]
-        if env_steps < length:
-            yield from ((episode, t, n_step) for t in range(env_steps - n_step + 1))
-            return
-        yield from ((episode, t, min(n_step, length - t)) for t in range(length))
-        yield episode, length, 0
-        env_steps -= length
-        episode += 1
 
 
 def collect_all(manager: ActorManager, env_steps: int) -> list[Chunk]:
