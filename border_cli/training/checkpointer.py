@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from rich.filesize import decimal
 
 from border_cli.checkpoints import contents, store
-from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, Files, ModelDescription
+from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, ModelDescription
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import CheckpointIOError, first_line
 from border_cli.core.protocols import Agent
@@ -29,8 +30,8 @@ class CheckpointManager:
     """Saves checkpoints/step-…/ and best/ of one run.
 
     Each write is tried twice. After a failed checkpoint training continues; the third failure in a row, or a failure of the
-    last write of the run, raises CheckpointIOError. A best model that cannot be written is kept in memory and written with
-    the next checkpoint. A block of the replay that is full is written once: later checkpoints hard-link its file.
+    last write of the run, raises CheckpointIOError. A best model that cannot be written is a warning until the run ends. A
+    block of the replay that is full is written once: later checkpoints hard-link its file.
 
     Attributes:
         saved_at: opt step of the newest checkpoint, 0 before the first.
@@ -59,36 +60,32 @@ class CheckpointManager:
             agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
         )
         self._written_blocks: dict[str, tuple[Path, store.FileEntry]] = {}
-        self._pending_best: tuple[int, Files] | None = None
         self._failures = 0  # in a row
         self.saved_at = 0
 
     def save_best(self, model: ModelInfo, score: Evaluation, regular: Evaluation | None = None) -> None:
-        """Replace best/ by this model. score, regular: see `contents.best_files`. The arrays are copied."""
-        self._pending_best = (score.opt_steps, contents.best_files(self._model, model, score, regular))
-        try:
-            self._twice(self._write_best)
-        except CheckpointIOError as e:
-            _logger.warning("%s; the model is kept in memory for the next save", first_line(e))
-
-    def save(self, state: RunState, last: bool = False) -> None:
-        """Write a checkpoint of this state, after the best model if that is still pending. last: no save follows."""
-        began = monotonic()
+        """Replace best/ by this model. score, regular: see `contents.best_files`; regular: given when the run ends."""
+        files = contents.best_files(self._model, model, score, regular)
 
         def write() -> None:
-            self._write_best()  # first: no checkpoint mentions a best model that is not on the disk
-            self._write_checkpoint(state)
+            store.write(self._dir, BEST, files, score.opt_steps)
 
-        if self._attempt(write, last):
+        if regular is not None:
+            self._attempt(write, last=True)
+            return
+        try:
+            self._twice(write)
+        except CheckpointIOError as e:
+            _logger.warning("%s; the next best model, or the end of the run, replaces it", first_line(e))
+
+    def save(self, state: RunState, last: bool = False) -> None:
+        """Write a checkpoint of this state. last: no save follows."""
+        began = monotonic()
+        if self._attempt(partial(self._write_checkpoint, state), last):
             self.saved_at = int(state.loop["limiter"]["opt_steps"])
             self._telemetry.took("time/save_ms", monotonic() - began)
 
-    def save_pending_best(self) -> None:
-        """At the end of a run: write the best model if that is still pending."""
-        if self._pending_best is not None:
-            self._attempt(self._write_best, last=True)
-
-    def _attempt(self, write: Callable[[], None], last: bool = False) -> bool:
+    def _attempt(self, write: Callable[[], None], last: bool) -> bool:
         """Write, and return whether that succeeded. Raises CheckpointIOError, see the class."""
         try:
             self._twice(write)
@@ -123,12 +120,6 @@ class CheckpointManager:
         """Note that this replay was loaded from `resumed_from`: its full blocks are on the disk already."""
         if self._resumed_from is not None and self._with_replay:
             self._note_blocks(self._resumed_from, store.read_manifest(self._resumed_from), replay)
-
-    def _write_best(self) -> None:
-        if self._pending_best is not None:
-            opt_steps, files = self._pending_best
-            store.write(self._dir, BEST, files, opt_steps)
-            self._pending_best = None
 
     def _write_checkpoint(self, state: RunState) -> None:
         info = self._agent.model_info()

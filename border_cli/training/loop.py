@@ -306,12 +306,8 @@ class TrainingLoop(ABC):
     def _save_last(self) -> None:
         """Save what no checkpoint contains yet, unless the state may have been loaded only in part."""
         p = self.parts
-        if not self._started:
-            return
-        if p.limiter.opt_steps > p.checkpoints.saved_at and p.agent.check_finite():
+        if self._started and p.limiter.opt_steps > p.checkpoints.saved_at and p.agent.check_finite():
             self._save(last=True)
-        else:
-            p.checkpoints.save_pending_best()
 
     # -- view ---------------------------------------------------------------------------------------------------
 

@@ -279,8 +279,9 @@ class Disk:
             state = RunState(State(), None, State(), State(), {"limiter": {"opt_steps": step}}, {})
             self.manager.save(state, last)
 
-    def save_best(self) -> None:
-        self.manager.save_best(ModelInfo(5, {}), Evaluation(5, (1.0,), (1,)))
+    def save_best(self, at_the_end: bool = False) -> None:
+        score = Evaluation(5, (1.0,), (1,))
+        self.manager.save_best(ModelInfo(5, {}), score, score if at_the_end else None)
 
     @property
     def failed_saves(self) -> float | None:
@@ -327,20 +328,19 @@ def test_c6_the_third_failure_in_a_row_or_that_of_the_last_save_ends_the_run(fai
     assert disk.manager.saved_at == 0
 
 
-def test_an_unwritten_best_model_is_written_before_the_next_checkpoint_or_at_the_end(failing: Make) -> None:
-    disk = failing(*range(1, 11))
+def test_an_unwritten_best_model_is_a_warning_until_the_run_ends(
+    failing: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = failing(*range(1, 2 * MAX_FAILURES + 1), 9, 10)
     for _ in range(MAX_FAILURES):  # which are no failures of checkpoints
         disk.save_best()
-    disk.save(1, 2)
-    assert disk.written == []  # no checkpoint refers to a best model that is not on the disk
-    disk.save(3, last=True)
-    assert (disk.written, disk.failed_saves) == (["best", "step-000000003"], 5)
-    disk.manager.save_pending_best()  # nothing is pending
-    assert disk.writes == 12
-    disk = failing(*range(1, 5))
-    disk.save_best()
+    disk.save(1)
+    assert (disk.written, disk.failed_saves) == (["step-000000001"], MAX_FAILURES)
+    assert caplog.text.count("best cannot be written: No space left; the next best model") == MAX_FAILURES
+    disk.save_best(at_the_end=True)
     with pytest.raises(CheckpointIOError, match="it was the last save of the run"):
-        disk.manager.save_pending_best()
+        disk.save_best(at_the_end=True)
+    assert disk.written == ["step-000000001", "best"]
 
 
 def test_c7_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
