@@ -20,7 +20,6 @@ class Progress:
     "stopping"; at the end "done", "stopped" (by a signal) or "failed". Rates, shares and the lag are over the recent past
     (about ten seconds), None before there is any. recent_returns: the last 100 training episodes, oldest first.
     evaluations: (opt steps, mean return) of each so far. best: the best of them. eval_infos: see `Evaluation`.
-    last_evaluation_s: duration of the evaluation after the training, None while it is not known.
     ratio_target, ratio_actual: env steps per opt step; None when free or before the first opt step.
     """
 
@@ -48,7 +47,6 @@ class Progress:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     eval_infos: dict[str, float] = field(default_factory=dict)
     best: tuple[int, float] | None = None
-    last_evaluation_s: float | None = 0.0
     best_confirmed: bool = False
 
 

@@ -61,7 +61,7 @@ def first_to_end(p: Progress) -> Budget | None:
         if limit is not None:
             left = max(0.0, limit - used)
             known = left == 0 or per_sec
-            eta_s = left / (per_sec or 1.0) + (p.last_evaluation_s or 0.0) if known else None
+            eta_s = left / (per_sec or 1.0) if known else None
             budgets.append(Budget(unit, used, limit, eta_s))
     if any(budget.eta_s is None for budget in budgets):
         return max(budgets, key=lambda budget: budget.fraction)

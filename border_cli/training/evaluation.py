@@ -106,8 +106,6 @@ class EvalManager:
         self.confirmed = False
         self.last: Evaluation | None = None
         self.skipped = 0
-        self._took_s = 0.0  # the last job
-        self._last_began = math.inf  # the evaluation of the last model
         self._deadline = math.inf  # of the evaluations after the training, in seconds of the run
 
     @property
@@ -147,7 +145,6 @@ class EvalManager:
 
         With `max_time`, this may take another tenth of it. What is not evaluated by then is skipped.
         """
-        self._last_began = monotonic()
         if self._config.max_time is not None:
             now = max(self._parts.telemetry.seconds, self._config.max_time)
             self._deadline = now + max(_LEAST_EXTRA_S, _EXTRA_TIME * self._config.max_time)
@@ -166,13 +163,6 @@ class EvalManager:
             if not self._parts.should_stop():
                 _logger.warning("trainer.max_time ended %s", missing)
                 self._jobs.clear()
-
-    @property
-    def last_takes_s(self) -> float | None:
-        """Expected seconds of the evaluation of the last model, by the evaluation before it; None if unknown."""
-        if self._config.eval_interval is None:
-            return 0.0
-        return max(0.0, self._took_s - (monotonic() - self._last_began)) if self._took_s else None
 
     def save_best(self) -> None:
         """Write the best model to best/, if there is one."""
@@ -326,7 +316,6 @@ class EvalManager:
         assert regular is not None  # the job is done
         self.last = regular
         self._evaluations += 1
-        self._took_s = job.seconds
         values = {
             "eval/return_mean": regular.mean,
             "eval/return_std": regular.std,

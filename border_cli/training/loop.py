@@ -325,7 +325,6 @@ class TrainingLoop(ABC):
             if self._phase == "starting" and p.limiter.env_steps:
                 self._phase = "warm-up"
             p.telemetry.refresh(self._phase, len(p.buffer), self.actors or p.source.stats())
-            p.telemetry.progress.last_evaluation_s = self.eval_manager.last_takes_s
         p.view.show(p.telemetry.progress)
 
 

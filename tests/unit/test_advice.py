@@ -78,7 +78,6 @@ WARMING = Progress(env_steps=500, max_env_steps=1_000, max_time=100, samples_per
     [
         (Progress(), None),
         (THREE, Budget("env steps", 40_000, 50_000, 25.0)),
-        (replace(THREE, last_evaluation_s=60.0), Budget("env steps", 40_000, 50_000, 85.0)),
         (replace(WARMING, seconds=10), Budget("env steps", 500, 1_000, None)),
         (replace(WARMING, seconds=80), Budget("s", 80, 100, 20)),
         (Progress(opt_steps=10, max_opts=10), Budget("opt steps", 10, 10, 0.0)),
