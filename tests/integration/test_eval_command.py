@@ -267,7 +267,7 @@ def drawing_env(monkeypatch: pytest.MonkeyPatch) -> list[DrawingEnv]:
     module = types.ModuleType("drawing_envs")
     module.DrawingEnv = DrawingEnv  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "drawing_envs", module)
-    monkeypatch.setattr(DrawingEnv, "made", [])
+    monkeypatch.setattr(DrawingEnv, "instances", [])
     return DrawingEnv.instances
 
 
