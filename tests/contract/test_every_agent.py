@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from border_cli import load
-from border_cli.checkpoints.contents import ModelDescription
 from border_cli.config.registry import AGENTS
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.spaces import Array, decode_actions
 from border_cli.core.state import State
-from border_cli.core.types import Evaluation, ModelInfo
+from border_cli.core.types import ModelInfo
 from border_cli.envs.gym_spaces import env_spec
-from tests.faults.amounts import sampled, times
+from tests.faults.amounts import times
 from tests.learners import (
     ACTIONS,
     OBSERVATIONS,
@@ -34,7 +30,6 @@ from tests.learners import (
     observations,
     spec_of,
 )
-from tests.trained import save_best
 
 NETS, BATCH = times(40, 10_000), times(50, 4)
 """Networks per agent and action space, half of them in train mode; observations per network."""
@@ -73,28 +68,6 @@ def test_e4_no_action_is_outside_its_space(agent: str, action: str) -> None:
             seen.add(str(chosen))
     if isinstance(space, spaces.Discrete):
         assert len(seen) == space.n  # every action is chosen at least once
-
-
-@pytest.mark.parametrize(("agent", "action"), sampled(PAIRS, 2))
-def test_e4_no_action_of_a_loaded_model_is_outside_its_space(agent: str, action: str, tmp_path: Path) -> None:
-    space, rng = ACTIONS[action], np.random.default_rng(1)
-    env = {"id": "CartPole-v1"}  # never made: acting needs only the stored spaces
-    described = ModelDescription(
-        asdict(config_of(agent)) | {"type": agent}, env, env_spec(OBSERVATIONS, space)
-    )
-    for net in range(times(2, 5)):
-        info = random_model(policy_of(agent, space).model_info(), rng)
-        loaded = load(save_best(tmp_path, info.arrays, described, Evaluation(net, (1.0,), (1,))))
-        acting = policy_of(agent, space)
-        acting.sync_model(info)
-        acting.eval()
-        OBSERVATIONS.seed(net)
-        for _ in range(20):
-            observation = OBSERVATIONS.sample()
-            chosen = loaded.sample(observation)
-            assert space.contains(chosen), (chosen, space)
-            rows = {"obs.x": observation["x"][None], "obs.k": np.array([observation["k"] - 1])}
-            assert np.array_equal(chosen, decode_actions(described.spec.action, acting.sample(rows))[0])
 
 
 @agents

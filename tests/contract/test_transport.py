@@ -65,24 +65,14 @@ class Bench:
         self.policy = NumpyPolicy()
         self.chunks: list[Chunk] = []
         actor_id = ActorId(actor=1, incarnation=2, n_actors=2, n_envs=self.n_envs, seed=0)
-        config = EnvConfig(
-            entry_point="tests.counting:CountingEnv",
-            kwargs={"actor": 1, "lengths": [self.length]},
-        )
-        env = GymEnv(config, self.n_envs)
+        kwargs = {"actor": 1, "lengths": [self.length]}
+        env = GymEnv(EnvConfig(entry_point="tests.counting:CountingEnv", kwargs=kwargs), self.n_envs)
         assert env.spec == COUNTING_SPEC
         processor = make_processor(actor_id, env.spec, self.n_step)
         sampler = Sampler(env, self.policy, processor, lambda env, episode: None if episode else env)
         sampler.begin()
-        self.actor = Actor(
-            actor_id,
-            sampler,
-            self.policy,
-            self.models,
-            self.ring,
-            self.actor_status,
-            self.n_buffer,
-        )
+        place = (actor_id, sampler, self.policy, self.models, self.ring, self.actor_status)
+        self.actor = Actor(*place, self.n_buffer)
 
     def run(self, *learner_acts: Callable[[], None]) -> None:
         """Run the actor. At each of its sleeps the learner does its next act, and finally requests the stop."""

@@ -167,7 +167,7 @@ def test_the_newest_checkpoints_are_kept_and_a_folder_that_cannot_shrink_is_ment
     steps: list[int],
     damaged: list[int],
     keep: int,
-    left: list[int],
+    left: Any,
 ) -> None:
     for step in steps:
         store.write(tmp_path, store.step_name(step), FILES, step)

@@ -59,20 +59,6 @@ def test_clipped_probability_is_measured() -> None:
     assert forever.tolist() == [0.0]  # the lowest possible value, except for rounding
 
 
-def test_the_projection_preserves_mass_and_mean() -> None:
-    rng = torch.Generator().manual_seed(0)
-    head = CategoricalHead(torch.linspace(-10.0, 10.0, 51))
-    logits = 5 * torch.randn(1000, 51, generator=rng)
-    reward = 20 * torch.randn(1000, generator=rng)
-    target = head.target(logits, reward, torch.full((1000,), 0.97), torch.rand(1000, generator=rng) < 0.3)
-    assert target.min() >= 0
-    assert target.sum(1).tolist() == pytest.approx([1.0] * 1000, abs=1e-5)
-    never = torch.zeros(1000, dtype=torch.bool)
-    inside = head.target(logits, T(0.1).expand(1000), torch.full((1000,), 0.9), never)
-    wanted = 0.1 + 0.9 * head.values(logits)  # nothing is clipped, so the mean is that of the shifted atoms
-    assert head.target_values(inside).tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
-
-
 def test_the_projection_on_uneven_atoms_by_hand() -> None:
     head = CategoricalHead(T([0.0, 1.0, 3.0]))
     assert head.project(T([[0.5, 0.5, 0.0]]), T([[0.25, 1.5, 9.0]])).tolist() == [[0.375, 0.5, 0.125]]

@@ -319,20 +319,3 @@ def test_errors_name_what_is_allowed(
 ) -> None:
     (run.parent / "empty").mkdir()
     assert message.format(run=run) in refused((run / name).resolve(), checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "damaged", "allowed"),
-    [
-        (None, ["best", SECOND], [FIRST]),
-        ("best", ["best"], [SECOND, FIRST]),
-    ],
-)
-def test_the_error_of_a_damaged_model_names_the_others_of_the_run(
-    run: Path, checkpoint: str | int | None, damaged: list[str], allowed: list[str]
-) -> None:
-    for name in damaged:
-        break_model(run / name)
-    first, second = refused(run, checkpoint).splitlines()
-    assert "/model.json does not verify" in first
-    assert second == f"allowed: {', '.join(str(run / name) for name in allowed)}"

@@ -14,7 +14,6 @@ from border_cli.config.schema import (
     ActorManagerConfig,
     CheckpointConfig,
     EnvConfig,
-    RayConfig,
     TrainConfig,
     TrainerConfig,
 )
@@ -245,14 +244,3 @@ def test_the_predicted_speed(n_actors: int, acting: float, cpus: int, opt_steps:
     assert predicted.opt_steps == pytest.approx(opt_steps)
     assert predicted.env_steps == pytest.approx(2 * opt_steps)
     assert predicted.busy_cpus == pytest.approx(busy)
-
-
-def test_actors_on_a_cluster_take_no_cpu_of_the_learner() -> None:
-    """An opt step of 2 ms, beside 200 actors that each need 50 ms for an env step. The warm-up is theirs alone."""
-    trainer = {"opt_interval": 1.0, "max_env_steps": 6_000, "warmup_period": 2_000}
-    whole = replace(plan_of(200, **trainer), actor_manager=RayConfig(envs_per_actor=1))
-    measured = Measured({1: 20}, {}, 500)
-    assert predict(whole, measured, 2).bound_by == "learning"
-    expected = 2_000 / (200 * 20) + 4_000 * (0.002 + LOOP_S)
-    assert duration(whole, measured, 2)[0] == pytest.approx(expected)
-    assert resources.cores_for_actors(whole) is None

@@ -53,16 +53,6 @@ def test_the_interval_of_three_runs_spans_their_resamples_and_fewer_runs_have_no
     assert equal.low == 3.0
 
 
-def test_the_interval_of_many_runs_is_that_of_the_interquartile_mean() -> None:
-    """For normal values the standard deviation of the interquartile mean is about 1.09/sqrt(n)."""
-    values = np.random.default_rng(0).normal(size=(100, 100))
-    intervals = bootstrap(values, resamples=400)
-    assert intervals == bootstrap(values, resamples=400)
-    assert 0.9 <= np.mean([i.low <= 0 <= i.high for i in intervals]) <= 0.99
-    half = np.mean([(i.high - i.low) / 2 for i in intervals])
-    assert half == pytest.approx(1.96 * 1.09 / 10, rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("freedom", "quantile"),
     [

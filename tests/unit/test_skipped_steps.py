@@ -111,15 +111,3 @@ def test_e1_recorded_means_exclude_skipped_steps() -> None:
     learn(learner, bad_batch())
     assert values(learner) == {"agent/skipped_steps": 1.0}
     assert learner.take_record() is None
-
-
-def test_e1_the_counts_of_skipped_steps_are_saved() -> None:
-    learner, other = agent(), agent()
-    learn(learner, good_batch(1), bad_batch(), bad_batch())
-    other.load_state(learner.state())
-    assert other.skipped_in_a_row == 2
-    for each in (learner, other):
-        learn(each, bad_batch())
-        assert each.skipped_in_a_row == 3
-    recorded = values(learner)
-    assert recorded == values(other) and recorded["agent/skipped_steps"] == 3.0

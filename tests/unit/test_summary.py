@@ -29,19 +29,6 @@ def provenance(run_dir: Path) -> dict[str, Any]:
     return read_json(run_dir / "provenance.json")
 
 
-def test_a_second_launch_is_added_and_each_run_has_its_own_id(tmp_path: Path) -> None:
-    first = record_launch(tmp_path, ["seed=1"], seed=1)
-    before = provenance(tmp_path)
-    assert record_launch(tmp_path, ["resume=here"], seed=1) == first == read_run_id(tmp_path)
-    after = provenance(tmp_path)
-    commands = [launch["command"] for launch in after.pop("launches")]
-    assert commands == ["border-train seed=1", "border-train resume=here"]
-    before.pop("launches")
-    assert after == before
-    (tmp_path / "other").mkdir()
-    assert record_launch(tmp_path / "other", [], seed=1) != first
-
-
 @pytest.mark.parametrize("text", ["", '{"run_id": 5}'])
 def test_a_damaged_provenance_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "provenance.json").write_text(text)
