@@ -234,7 +234,8 @@ class ActorManagerConfig:
     )
     restarts: int = option(
         5,
-        "an actor that needs more restarts than this within restart_window_s is given up",
+        "an actor that needs more restarts than this within restart_window_s is given up; an evaluator's process, "
+        "without an evaluation in between",
         unit="restarts",
         ge=0,
     )
@@ -246,7 +247,7 @@ class ActorManagerConfig:
     )
     heartbeat_timeout_s: float = option(
         60.0,
-        "kill an actor whose heartbeat stops for this long, such as in one long env step",
+        "kill an actor, or an evaluator's process, whose heartbeat stops for this long, such as in one long env step",
         unit="s",
         ge=1.0,
     )
@@ -372,15 +373,6 @@ class EvaluatorConfig:
     )
     video_interval: int | None = option(
         None, "film one episode this often, to videos/; null: never", unit="opt steps", ge=1
-    )
-    heartbeat_timeout_s: float = option(
-        60.0, "process: restart the evaluator's process after this long without a heartbeat", unit="s", gt=0.0
-    )
-    restarts: int = option(
-        5,
-        "process: restarts in a row, without an evaluation in between, before the run ends",
-        unit="restarts",
-        ge=0,
     )
 
 

@@ -71,18 +71,14 @@ def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple
     """The keys without effect by rules that no table of keys can state, as `unused` has them."""
     t, evaluator, recorder = config.trainer, config.evaluator, config.recorder
     # The start timeout also limits the making of the environment before the run.
-    of_any_actor = ("actor_manager.envs_per_actor", "actor_manager.start_timeout_s")
+    of_any_actor = ["actor_manager.envs_per_actor", "actor_manager.start_timeout_s"]
+    of_any_actor += ["actor_manager.heartbeat_timeout_s"] if may_evaluate_beside(config) else []
     of_films = ("evaluator.video_interval", "evaluator.max_episode_steps") if evaluator.video_interval else ()
     for key in typed:
         if key.partition(".")[0] == "actor_manager" and t.type == "sync" and key not in of_any_actor:
             yield key, "with trainer=sync", "with trainer=async"
         if key.startswith("evaluator.") and t.eval_interval is None and key not in of_films:
             yield key, "with trainer.eval_interval=null", "with an eval_interval (opt steps)"
-    if not may_evaluate_beside(config):
-        mode = " in a reproducible run" if evaluator.type == "auto" else ""
-        reason = f"with evaluator={evaluator.type}{mode}, which has no process"
-        for key in ("evaluator.heartbeat_timeout_s", "evaluator.restarts"):
-            yield key, reason, "with evaluator=process"
     if evaluator.n_envs > evaluator.episodes:
         reason = f"above the {evaluator.episodes} episodes of an evaluation"
         yield "evaluator.n_envs", reason, f"up to {evaluator.episodes}, or more evaluator.episodes"

@@ -227,7 +227,8 @@ def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int
     parts = _evaluator_spec(c)
     limit = None if is_reproducible(c) or e.max_episode_steps is not None else by_training
     if e.type == "process":
-        return ProcessEvaluator(parts, agent.model_info(), e.heartbeat_timeout_s, e.restarts, limit)
+        limits = c.actor_manager.heartbeat_timeout_s, c.actor_manager.restarts
+        return ProcessEvaluator(parts, agent.model_info(), *limits, limit)
     return InlineEvaluator(partial(parts.runner, setup.tick, setup.stop), parts.policy(setup.spec), limit)
 
 

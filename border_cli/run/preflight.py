@@ -64,11 +64,7 @@ def preflight(
     Raises:
         UsageError for what the user can correct, ResourceError where the machine is too small, Interrupted.
     """
-    with writing(folder):
-        resources.check_folder(folder)
-    largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
-    resources.check_descriptors(largest)
-    resources.check_tasks(largest)
+    _check_machine(config, folder)
     policies = config.trainer.type == "async" or may_evaluate_beside(config)  # in children
     forkserver.start_early(forkserver.PRELOAD if policies else forkserver.LIGHT_PRELOAD)
     # This imports torch while the forkserver does the same: the probe waits for that.
@@ -106,6 +102,15 @@ def preflight(
     resources.check_memory(resolved, sizes)
     resources.check_disk(resolved, sizes, folder)
     return resolved, spec, reason
+
+
+def _check_machine(config: TrainConfig, folder: Path) -> None:
+    """Check the folder, and descriptors and processes for the largest number of actors that `auto` may become."""
+    with writing(folder):
+        resources.check_folder(folder)
+    largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
+    resources.check_descriptors(largest)
+    resources.check_tasks(largest)
 
 
 def _check_imports(config: TrainConfig) -> None:

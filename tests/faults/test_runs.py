@@ -57,7 +57,7 @@ class Phase:
 
 
 EVALUATOR_HANGS = (
-    *("evaluator=process", "evaluator.heartbeat_timeout_s=1000", EVALUATED),
+    *("evaluator=process", "actor_manager.heartbeat_timeout_s=1000", EVALUATED),
     *trap("evaluator", "step", "hang"),
 )
 PHASES = {
@@ -326,7 +326,7 @@ FAILING = {
         "the evaluation failed while making the environment",
     ),
     "evaluation in a process": (
-        (*trap("evaluator", "step", "raise"), EVALUATED, "evaluator=process", "evaluator.restarts=0"),
+        (*trap("evaluator", "step", "raise"), EVALUATED, "evaluator=process", "actor_manager.restarts=0"),
         "the evaluation failed while stepping, after 0 env steps",
     ),
     "sync": (

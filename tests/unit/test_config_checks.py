@@ -122,7 +122,6 @@ NO_EVALUATIONS = "trainer.eval_interval=null"
         ("actor_manager.restarts", SYNC, ASYNC),
         ("agent.epsilon_ladder", SYNC, f"{LOCKSTEP} {ASYNC}"),
         ("agent.lr_opt_steps", "", "agent.lr_schedule=linear"),
-        ("evaluator.restarts", LOCKSTEP, f"{LOCKSTEP} evaluator.type=process"),
         ("actor_manager.restart_delay_s", "actor_manager.restarts=0", ""),
         ("evaluator.video_interval", NO_EVALUATIONS, f"{NO_EVALUATIONS} evaluator.video_interval=9"),
         ("recorder.project", "", "recorder.mlflow=sqlite:///mlflow.db"),
