@@ -115,8 +115,10 @@ class ActorHandle(SupervisedProcess):
         return self.state.label
 
     def present(self) -> bool:
-        """Whether it can act, or soon can for the first time."""
-        return self.condition is Condition.READY or not (self.losses or self._link.may_join)
+        """Whether it can act or soon can for the first time, or may not have handed over all that it has taken."""
+        if self.condition in (Condition.READY, Condition.EXITING):
+            return True
+        return not (self.losses or self._link.may_join)
 
     def collect(self) -> list[Chunk]:
         """Chunks that have arrived since the last call, whose arrays are valid until the next one.

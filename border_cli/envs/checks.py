@@ -220,7 +220,13 @@ class _LeafChecker:
             raise EnvDataError(f"observation {spec.name} is missing, but its space has it") from e
         value = np.asarray(observation)
         if value.dtype is not self._accepted and value.dtype != self._accepted:
-            self._check_dtype(value.dtype)
+            problem = f"observation {spec.name} has dtype {value.dtype}, its space says {self._declared}"
+            if not np.can_cast(value.dtype, self._declared, "same_kind"):
+                raise EnvDataError(problem)
+            if not np.can_cast(value.dtype, self._declared, "safe") and not self._warned_of_dtype:
+                _logger.warning("%s: it is converted", problem)
+                self._warned_of_dtype = True
+            self._accepted = value.dtype
         if value.shape != spec.shape:
             raise EnvDataError(
                 f"observation {spec.name} has shape {value.shape}, its space says {spec.shape}"
@@ -228,15 +234,6 @@ class _LeafChecker:
         if self.always or check_bounds:
             self._check_bounds(value)
         return encode(spec, value)
-
-    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
-        problem = f"observation {self.spec.name} has dtype {dtype}, its space says {self._declared}"
-        if not np.can_cast(dtype, self._declared, "same_kind"):
-            raise EnvDataError(problem)
-        if not np.can_cast(dtype, self._declared, "safe") and not self._warned_of_dtype:
-            _logger.warning("%s: it is converted", problem)
-            self._warned_of_dtype = True
-        self._accepted = dtype
 
     def _check_precision(self, value: Array) -> None:
         """Warn once if float32, which networks compute with, cannot tell two observations apart."""
@@ -303,12 +300,11 @@ def _is_flag(value: Any) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int) or (not np.ndim(value) and np.asarray(value).dtype.kind in "biuf")
-
-
 _STEP: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "reward": (_is_number, "one number"),
+    "reward": (
+        lambda x: isinstance(x, float | int) or (not np.ndim(x) and np.asarray(x).dtype.kind in "biuf"),
+        "one number",
+    ),
     "terminated": (_is_flag, "True or False"),
     "truncated": (_is_flag, "True or False"),
     "info": (lambda info: isinstance(info, dict), "a dict"),

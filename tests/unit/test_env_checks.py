@@ -204,7 +204,7 @@ def test_e2_an_evaluation_drops_too() -> None:
     [
         (BOX, np.zeros(3, np.float32), r"obs has shape \(3,\), its space says \(2,\)"),
         (spaces.Box(0, 9, (2,), np.int32), np.zeros(2), "obs has dtype float64, its space says int32"),
-        (spaces.Dict(a=BOX), {"b": pair(0, 0)}, r"there is no observation obs\.a"),
+        (spaces.Dict(a=BOX), {"b": pair(0, 0)}, r"observation obs\.a is missing"),
     ],
 )
 def test_e3_shape_and_dtype_are_an_error_at_once(space: spaces.Space[Any], value: Any, message: str) -> None:
