@@ -27,7 +27,6 @@ from border_cli.runtime import forkserver
 from border_cli.runtime.child import Child, ChildError, output_to, run_in_child
 from border_cli.runtime.forkserver_process import MOST_OUTPUT
 from border_cli.runtime.worker import MESSAGE_BYTES, Ended, Failed, Reporter, Returned
-from tests import warm
 from tests.fakes import LIGHT_PRELOAD
 from tests.faults.processes import TIMEOUT_S, wait_gone, wait_until
 
@@ -104,21 +103,6 @@ def test_a_child_knows_what_the_main_script_defines(tmp_path: Path, monkeypatch:
     assert mark.exists()
     main.__file__ = "<stdin>"  # of a program that was piped into Python
     assert run_in_child(abs, (-1,), TIMEOUT_S) == 1
-
-
-def is_imported(module: str) -> bool:
-    return module in sys.modules
-
-
-def test_the_fork_server_imports_what_later_children_need_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    forkserver.end_forkserver()
-    monkeypatch.setattr(forkserver, "_start_server", warm.START_SERVER)
-    monkeypatch.setattr(forkserver, "_preload", ())
-    for module in ("wave", "sched"):
-        assert not run_in_child(is_imported, (module,), TIMEOUT_S)
-        forkserver.start_early((module,))
-        assert run_in_child(is_imported, (module,), TIMEOUT_S)
-    forkserver.end_forkserver()
 
 
 def fail(message: str) -> None:
