@@ -61,7 +61,6 @@ class Child:
         main: importable by its path. What it needs is imported in the child, so a failing import is an error of the child.
         args: pickled; memory and pipes are shared.
         nice: by how much its priority is lower.
-        output: as in `output_to`, for this child alone.
         trains: it is a job: it starts children itself, has the priority, threads and devices of its client, and SIGTERM
             ends it until it handles that.
         environment: variables that differ from those of this process.
@@ -81,7 +80,6 @@ class Child:
         args: tuple[Any, ...] = (),
         *,
         nice: int = _NICER,
-        output: Path | None = None,
         trains: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -91,11 +89,10 @@ class Child:
         self._pid: int | None = None
         self._ended: Ended | None = None
         self._pieces: list[bytes] = []
-        output = output or _output
         fixed = {} if trains else forkserver.CHILD_ENVIRONMENT
         setup = Setup(
             name,
-            None if output is None else str(output.absolute()),
+            None if _output is None else str(_output),
             os.environ | fixed | dict(environment or {}),
             logging.getLogger().getEffectiveLevel(),
             nice,

@@ -20,7 +20,7 @@ from border_cli.core.format import counted, number, size
 from border_cli.core.progress import JobProgress, Progress, View
 from border_cli.display.views import first_to_end
 from border_cli.runtime import machine
-from border_cli.runtime.child import OUTPUT_FILE, Child, describe_exit
+from border_cli.runtime.child import OUTPUT_FILE, Child, describe_exit, output_to
 from border_cli.runtime.forkserver import PRELOAD, start_early
 from border_cli.runtime.stopping import StopFlag
 from border_cli.runtime.worker import Failed, Reporter, Returned
@@ -115,7 +115,8 @@ class JobProcess(Child):
         self._output = run_dir / OUTPUT_FILE
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         args = task, run_dir, cpus
-        super().__init__("job", _run_job, args, output=self._output, trains=True, environment=visible)
+        with output_to(self._output):
+            super().__init__("job", _run_job, args, trains=True, environment=visible)
 
     def update(self) -> None:
         for message in self.receive():

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -30,8 +29,6 @@ from border_cli.sweeps.local_jobs import JobEnd, JobProcess, Task
 
 _POLL_S = 0.5
 """How long a host waits for a message of its job [s]. A signal may be delayed by this time."""
-_LOOK_S = 2.0
-"""Time between two looks at the nodes of the cluster [s]."""
 
 
 @dataclass(frozen=True)
@@ -176,17 +173,10 @@ class RayExecutor:
         self._ray: Any = self._cluster.ray
         options = self._cluster.options(settings.need)
         self._host_class = self._ray.remote(JobHost).options(max_restarts=0, **options)
-        self._looked, self._capacity = 0.0, 0
 
     @property
     def count(self) -> int:
-        if self._limit is not None:
-            return self._limit
-        now = time.monotonic()
-        if now - self._looked >= _LOOK_S:
-            self._looked = now
-            self._capacity = self._cluster.capacity(self._settings.need)
-        return max(1, self._capacity)
+        return max(1, self._cluster.capacity(self._settings.need)) if self._limit is None else self._limit
 
     @property
     def description(self) -> str:
