@@ -216,7 +216,7 @@ def test_i2_i3_resume_auto_imports_nothing_and_writes_no_lock_through_a_link(
     (path / ".lock").symlink_to(Path("precious").resolve())
     command = [*(word for word in WORDS if not word.startswith("trainer.max_opts")), MORE, "resume=auto"]
     assert border_train(command) == 2
-    assert "is no plain file or folder" in capsys.readouterr().err
+    assert "is a link or no plain file" in capsys.readouterr().err
     assert Path("precious").read_text() == "precious"
     (path / ".lock").unlink()
     assert border_train(command) == 0
@@ -283,7 +283,7 @@ def test_i3_a_run_is_not_resumed_through_links(
     else:
         path.hardlink_to(outside)
     before = outside.read_bytes() if outside.is_file() else Run(outside).files("")
-    assert "is no plain file or folder" in refused(resume, run, capsys, code=2)
+    assert "is a link or no plain file" in refused(resume, run, capsys, code=2)
     assert before == (outside.read_bytes() if outside.is_file() else Run(outside).files(""))
 
 
@@ -298,7 +298,7 @@ def test_i3_an_evaluation_is_not_written_through_links_and_does_not_wait_for_a_p
     (run.path / name).symlink_to(outside if name == "eval" else outside / "precious")
     as_pipe(run.path / "summary.json")
     for act in (evaluate, resume):
-        assert "is no plain file" in refused(act, run, capsys, code=2)
+        assert "is a link or no plain file" in refused(act, run, capsys, code=2)
     assert Run(outside).files("") == {"precious": b"precious"}
 
 
