@@ -167,11 +167,6 @@ def test_i4_every_value_of_a_saved_state_is_checked(folder: Path, monkeypatch: p
         assert [known for known in HARMLESS if not any(re.fullmatch(known, what) for what in taken)] == []
 
 
-def damaged(state: RunState, *path: str) -> RunState:
-    """Return the state with "x" for one value of its actors."""
-    return replace(state, actors=replace(state.actors, values=changed(state.actors.values, path, "x")))
-
-
 @pytest.fixture(scope="module")
 def lockstep_run(folder: Path) -> Run:
     return interrupted(folder / "lockstep", *LOCKSTEP)

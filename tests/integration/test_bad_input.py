@@ -61,7 +61,7 @@ COMPOSITION = [
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
     Row("preset=dqn_atari", "preset=dqn_atari was tuned for ALE/*|preset=none"),
     Row("agent=sac env=pendulum preset=td3_pendulum", "was tuned for another agent|preset=none"),
-    Row("agent=rainbow buffer.initial_priority=actor", "actors with agent=rainbow do not know|=max"),
+    Row("agent=rainbow buffer.initial_priority=actor", "actors with agent=rainbow cannot compute|=max"),
     Row("trainer.stop_return=9 evaluator.episodes=1", "needs an interval|evaluator.episodes of at least 2"),
 ]
 
@@ -136,7 +136,7 @@ def assert_refused(command, row: Row, folder: Path, capsys) -> None:
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts] == before
 
 
-@pytest.mark.parametrize("row", sampled(COMPOSITION, 2), ids=lambda row: row.args)
+@pytest.mark.parametrize("row", sampled(COMPOSITION, 3), ids=lambda row: row.args)
 def test_i5_refused_while_composing(row, folder, capsys):
     assert_refused(main, row, folder, capsys)
 

@@ -308,7 +308,7 @@ def test_a_run_ended_by_stop_return_needs_another_stop_return(
     assert Run(copy.path).counts[0] == 130
 
 
-@pytest.mark.parametrize("budget", [(), ("trainer.max_opts=120",), ("trainer.max_opts=100",)])
+@pytest.mark.parametrize("budget", [(), ("trainer.max_opts=100",)])
 def test_a_run_that_is_done_needs_a_larger_budget(
     done: Run, capsys: pytest.CaptureFixture[str], budget: tuple[str, ...]
 ) -> None:

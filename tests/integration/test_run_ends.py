@@ -37,13 +37,6 @@ def ended_by(run: Run) -> str:
     return name
 
 
-def test_a_run_shorter_than_its_preset_is_not_compared_with_its_expected_return() -> None:
-    run = train("agent=dqn", "preset=dqn_cartpole", "trainer.max_opts=20", "trainer.eval_interval=10")
-    assert run.config.preset.expect_return == 475
-    assert run.summary["best_score"]["mean"] < 475
-    assert run.summary["expected"] == ""
-
-
 # -- budgets and ratio --------------------------------------------------
 
 
