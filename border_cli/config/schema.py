@@ -234,8 +234,8 @@ class ActorManagerConfig:
     )
     restarts: int = option(
         5,
-        "an actor that needs more restarts than this within restart_window_s is given up; an evaluator's process, "
-        "without an evaluation in between",
+        "restarts of an actor within restart_window_s, or of the evaluator's process between two evaluations; then it "
+        "is given up",
         unit="restarts",
         ge=0,
     )
