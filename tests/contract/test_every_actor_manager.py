@@ -62,9 +62,7 @@ def collect(manager: ExperienceSource, env_steps: int) -> list[Chunk]:
 
 
 @pytest.mark.parametrize(("n_envs", "credit"), [(1, 700), (3, 1001)])
-def test_credit_is_used_to_the_last_env_step_and_every_row_arrives_once(
-    running: Running, n_envs: int, credit: int
-) -> None:
+def test_all_credit_is_used_and_every_row_arrives_once(running: Running, n_envs: int, credit: int) -> None:
     with running(counting_actors(n_envs=n_envs, lengths=[7])) as manager:
         manager.grant([credit, 2 * credit])
         chunks = collect(manager, 3 * credit)
@@ -131,9 +129,7 @@ def test_a_resumed_manager_keeps_its_counts_and_increments_the_incarnation(runni
 
 
 @pytest.mark.parametrize("fault_at", ["make", "reset", "step"])
-def test_a6_an_environment_that_raises_is_reported_after_the_earlier_chunks(
-    running: Running, fault_at: str
-) -> None:
+def test_a6_an_environment_that_raises_is_reported_after_its_chunks(running: Running, fault_at: str) -> None:
     spec = counting_actors(fault="raise", fault_at=fault_at, fault_step=30, fault_actor=1, n_buffer=10)
     reported: list[ActorLostError] = []
     arrived = list[Chunk]()

@@ -55,9 +55,7 @@ def evaluating(request: pytest.FixtureRequest) -> Make:
 
 
 @pytest.mark.parametrize(("n_envs", "truncating"), [(1, False), (4, True), (20, False)])
-def test_results_are_in_the_order_of_the_seeds_for_any_number_of_environments(
-    evaluating: Make, n_envs: int, truncating: bool
-) -> None:
+def test_results_are_in_the_order_of_the_seeds(evaluating: Make, n_envs: int, truncating: bool) -> None:
     with evaluating(n_envs, truncating=truncating) as evaluator:
         evaluator.begin(model(1, 42), SEEDS)
         assert await_result(evaluator) == expected(1, 42, SEEDS)

@@ -35,9 +35,7 @@ def recorder(request: pytest.FixtureRequest, tmp_path: Path) -> Recorder:
     return MAKERS[request.param](tmp_path)
 
 
-def test_it_accepts_every_record_does_not_change_it_and_may_be_closed_twice(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_accepts_every_record_unchanged(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every metric, numbers that are not finite, names of an environment's metrics, a step that comes twice."""
     monkeypatch.setitem(METRICS, 'env/größe, "x"', METRICS["eval/return_mean"])
     numbers = (math.nan, math.inf, -math.inf, 1e300, -0.0)

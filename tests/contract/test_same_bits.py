@@ -127,9 +127,7 @@ CASES = OF_PAIRS | OF_CELLS
 
 # test_every_agent.py and test_every_buffer.py check each agent and each buffer in one process
 @pytest.mark.parametrize("name", [*sampled(list(OF_PAIRS), 22), *sampled(list(OF_CELLS), 9)])
-def test_g1_g2_a_stopped_and_resumed_run_has_the_bits_of_the_uninterrupted_one(
-    folder: Path, name: str
-) -> None:
+def test_g1_g2_a_resumed_run_has_the_bits_of_the_uninterrupted_one(folder: Path, name: str) -> None:
     args, rng = CASES[name], seeded(name)
     whole = run_whole(folder / name, *args)
     assert {"agent/q_mean", "train/episode_return", "eval/return_mean"} <= {

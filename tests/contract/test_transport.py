@@ -197,9 +197,7 @@ def test_time_counts_from_the_first_env_step_on() -> None:
 
 
 @pytest.mark.parametrize(("publications", "rounds"), [(1, 3), (3, 5)])
-def test_each_round_of_lockstep_waits_for_the_model_published_after_the_round_before_last(
-    publications: int, rounds: int
-) -> None:
+def test_a_lockstep_round_waits_for_the_model_two_rounds_before(publications: int, rounds: int) -> None:
     """Actor 1 of three. Each time that it waits, the learner publishes a model, and finally stops it."""
     status, models = StatusBlock(3), ModelChannel(model_layout(model()), LOCKSTEP_SLOTS)
     versions = iter(range(publications))

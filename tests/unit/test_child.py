@@ -76,7 +76,7 @@ def describe_self(word: str) -> dict[str, Any]:
     }
 
 
-def test_a_child_has_the_variables_and_cpus_of_its_client_at_that_moment(
+def test_a_child_has_the_present_variables_and_cpus_of_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_in_child(os.getpid, (), TIMEOUT_S)  # the server is there by now
@@ -181,9 +181,7 @@ def log_much(reporter: Reporter) -> None:
     raise SystemExit("x" * MESSAGE_BYTES + " it is over")
 
 
-def test_an_exception_and_the_first_hundred_log_lines_arrive_with_the_ends_of_long_texts(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_an_exception_and_hundred_log_lines_arrive(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     with output_to(tmp_path / "output.log"), started(log_much) as child:
         (failed,) = heard(child)
         assert isinstance(failed, Failed)
@@ -205,7 +203,7 @@ def print_for_a_while(reporter: Reporter, megabytes: int) -> float:
     return time.monotonic() - began
 
 
-def test_j2_what_children_print_goes_to_a_file_of_limited_size(
+def test_j2_children_print_to_a_file_of_limited_size(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with output_to(tmp_path / "output.log"), started(print_for_a_while, 20) as child:

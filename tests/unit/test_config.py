@@ -226,9 +226,7 @@ def test_every_preset_has_a_description_and_known_keys():
         ("agent=dqn env=atari env.id=ALE/Freeway-v5", "dqn_atari", None, 50_000, 32),
     ],
 )
-def test_a_preset_of_a_family_has_the_familys_values_and_its_own(
-    args, preset, expect_return, eval_interval, batch_size
-):
+def test_a_preset_has_its_familys_values_and_its_own(args, preset, expect_return, eval_interval, batch_size):
     c = composed(args)
     assert (c.preset.name, c.preset.expect_return) == (preset, expect_return)
     assert (c.trainer.eval_interval, c.agent.batch_size) == (eval_interval, batch_size)

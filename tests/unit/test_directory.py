@@ -24,16 +24,12 @@ from border_cli.run.directory import check_code, create_run, create_sweep, exclu
         ("gym", "../x y", "dqn_..-x-y"),
     ],
 )
-def test_a_run_is_named_by_its_agent_and_environment_or_as_typed(
-    option: str, env_id: str, expected: str
-) -> None:
+def test_a_run_is_named_by_agent_and_environment_or_as_typed(option: str, env_id: str, expected: str) -> None:
     assert directory.run_name("", "dqn", option, env_id) == expected
     assert directory.run_name("my/run 1", "dqn", option, env_id) == "my-run-1"
 
 
-def test_runs_started_at_once_get_different_folders_and_latest_links_to_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_started_at_once_have_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "_stamp", lambda: ("2026-11-21", "10-15-00.007"))
     runs = [create_run("dqn_cartpole", tmp_path) for _ in range(3)]
     assert [path.relative_to(tmp_path).as_posix() for path in runs] == [
@@ -43,17 +39,6 @@ def test_runs_started_at_once_get_different_folders_and_latest_links_to_the_newe
     assert (tmp_path / "latest").resolve() == runs[-1].resolve()
     assert [create_sweep(tmp_path).name for _ in range(2)] == ["10-15-00.007", "10-15-00.007-2"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-21", "latest", "sweeps"]
-
-
-def test_a_run_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be made or written to"):
-        create_run("dqn_cartpole", tmp_path / "file" / "runs")
-    with pytest.raises(UsageError, match="cannot be made"), exclusive(tmp_path / "a" / ("x" * 300)):
-        pass
-    (tmp_path / ".lock").symlink_to("file")
-    with pytest.raises(UsageError, match="allowed: a folder that you may write to"), locked(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"])
@@ -66,9 +51,7 @@ def test_a_folder_with_a_run_cannot_be_claimed_and_others_can(tmp_path: Path, na
         pass
 
 
-def test_a_run_that_another_process_has_started_is_not_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_another_process_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two commands start in one folder. The slower one finds the other's run after it gets the lock."""
     with locked(tmp_path), pytest.raises(UsageError, match="another process"), exclusive(tmp_path):
         pass

@@ -156,9 +156,7 @@ def test_epsilon_follows_global_env_steps() -> None:
         ([-np.inf, 3.0, 2.0], 0.4, [0.0, 0.8, 0.2]),
     ],
 )
-def test_exploration_is_uniform_over_the_allowed_actions(
-    values: list[float], epsilon: float, shares: list[float]
-) -> None:
+def test_exploration_is_uniform_and_allowed(values: list[float], epsilon: float, shares: list[float]) -> None:
     rows = np.tile(np.array([values, values[::-1]], np.float32), (20_000, 1))
     actions = epsilon_greedy(rows, epsilon, np.random.default_rng(0), masked=-np.inf in values)
     for row, expected in enumerate((shares, shares[::-1])):

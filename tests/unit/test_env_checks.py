@@ -223,9 +223,7 @@ def test_e3_shape_and_dtype_are_an_error_at_once(space: spaces.Space[Any], value
     ],
     ids=["float64", "now and then"],
 )
-def test_e3_convertible_values_are_stored_as_declared_with_one_warning(
-    value: Callable[[int, int], Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_e3_values_are_converted(value: Callable[[int, int], Any], caplog: pytest.LogCaptureFixture) -> None:
     env = group(observation=value)
     steps(env, 12)
     assert env.observe([0])["obs"].dtype == np.float32
@@ -250,9 +248,7 @@ def test_e3_a_value_out_of_bounds_is_one_warning(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("frame_stack", [1, 2])
-def test_e3_a_value_without_a_category_is_one_warning(
-    frame_stack: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_e3_a_value_of_no_category_is_one_warning(frame_stack: int, caplog: pytest.LogCaptureFixture) -> None:
     """Of images with the channels first, which hold 1 and 3, and from the fourth env step on 2 and 4."""
     image = np.full((2, 3, 3), [[[1]], [[3]]], np.uint8)
     kwargs: dict[str, Any] = {"space": spaces.Box(0, 9, (2, 3, 3), np.uint8), "length": 9}
@@ -313,9 +309,7 @@ def test_e3_well_known_environments_pass(env_id: str, caplog: pytest.LogCaptureF
         ({"terminated": "False"}, "step() returns terminated that is not True or False: 'False'"),
     ],
 )
-def test_e3_each_part_of_a_result_that_is_odd_is_named_with_what_came(
-    parts: dict[str, Any], message: str
-) -> None:
+def test_e3_each_odd_part_of_a_result_is_named_with_what_came(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ActorLostError, match=f"EnvApiError: {re.escape(message)}"):
         steps(group(**parts), 1)
     with pytest.raises(UsageError, match=f"^env: {re.escape(message)}\n"):

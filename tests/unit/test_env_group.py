@@ -73,7 +73,7 @@ class Emulator(CountingEnv):
         self.existing.remove(self)
 
 
-def test_an_evaluation_has_one_environment_where_a_process_can_have_no_second(
+def test_an_evaluation_has_one_environment_where_no_second_can_be(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert evaluation_envs(counting(), 10).n_envs == 10
@@ -99,9 +99,7 @@ def test_returned_arrays_do_not_change_later() -> None:
     assert [array[0, 3] for array in returned[:4]] == [0, 0, 1, 1]
 
 
-def test_all_environments_are_closed_also_if_making_them_fails(
-    closed: list[CountingEnv], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_environments_are_closed(closed: list[CountingEnv], caplog: pytest.LogCaptureFixture) -> None:
     """Each one that was made is announced."""
     turns: list[int] = []
 
@@ -170,9 +168,7 @@ def test_the_trial_returns_the_spaces_and_each_warning_once() -> None:
         ([[1], [1, 2]], None),
     ],
 )
-def test_what_an_info_holds_is_a_number_or_missing(
-    value: Any, expected: float | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_numbers_of_an_info(value: Any, expected: float | None, caplog: pytest.LogCaptureFixture) -> None:
     env = GymEnv(EnvConfig(entry_point="tests.counting:CountingEnv", info_keys=["score"]))
     values = env._values({"score": value})
     assert values == [expected] or (expected is None and math.isnan(values[0]))
@@ -205,7 +201,7 @@ def test_g2_a_resumed_environment_continues_its_episode() -> None:
     assert other.load_state(state) == [0]
 
 
-def test_a_very_long_episode_is_not_resumed_and_its_actions_are_not_kept(
+def test_a_very_long_episode_is_not_resumed_and_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(group_module, "MOST_REPLAYED", 5)

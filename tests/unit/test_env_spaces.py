@@ -22,9 +22,7 @@ FLATTEN = WrapperConfig("FlattenActions")
 
 
 def config(
-    *wrappers: WrapperConfig,
-    actions: spaces.Space[Any] = TWO,
-    observations: spaces.Space[Any] = FLAT,
+    *wrappers: WrapperConfig, actions: spaces.Space[Any] = TWO, observations: spaces.Space[Any] = FLAT
 ) -> EnvConfig:
     kwargs = {"space": observations, "actions": actions}
     return EnvConfig(entry_point="tests.envs:Sampled", kwargs=kwargs, wrappers=list(wrappers))

@@ -104,9 +104,7 @@ def test_what_the_imported_packages_have_registered_is_suggested() -> None:
     assert "env.imports=[module:function] calls a function that does" in refused(env_config(id="Unlike-v0"))
 
 
-def test_a_module_that_registers_and_that_its_package_does_not_import_is_suggested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_registers_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its text: none of them is imported for that."""
     texts = {
         "__init__": "",
@@ -229,9 +227,7 @@ def further_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
         (["a.x"], ["obs.a.x", "obs.action_mask"]),
     ],
 )
-def test_parts_within_parts_have_dotted_names_and_the_mask_stays(
-    keys: list[str], expected: list[str]
-) -> None:
+def test_parts_within_parts_have_dotted_names_and_masks_stay(keys: list[str], expected: list[str]) -> None:
     config = env_config(entry_point="tests.envs:Sampled", kwargs={"space": "nested"}, obs_keys=keys)
     spec = GymEnv(config).spec
     assert [leaf.name for leaf in spec.obs.leaves] == expected

@@ -47,9 +47,7 @@ def test_every_episode_has_its_seed_and_a_tick_before_each_reset_and_env_step(n_
     assert env.closed
 
 
-def test_episodes_that_do_not_end_are_cut_and_mentioned_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_episodes_are_cut(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluators, "_NO_END_S", 0.0)
 
     class Endless(SeededEnv):

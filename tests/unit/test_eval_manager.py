@@ -202,7 +202,7 @@ def test_c11_a_nan_or_equal_score_is_never_the_best_before_a_resume_or_after_it(
 
 
 @places
-def test_at_the_end_the_candidates_play_the_same_fresh_episodes_and_the_winner_others(
+def test_at_the_end_candidates_play_the_same_fresh_episodes_and_the_winner_others(
     concurrent: bool,
 ) -> None:
     """Model 10 was lucky on the regular episodes. The last model is no candidate; its score is on the same episodes."""
@@ -263,9 +263,7 @@ def test_a_run_that_is_stopped_or_out_of_time_keeps_the_highest_regular_score(
         (8.6, 0.2, 2, True),
     ],
 )
-def test_stop_return_must_be_surely_reached_twice(
-    score: Score, spread: float, played: int, expected: bool
-) -> None:
+def test_stop_return_must_be_reached_twice(score: Score, spread: float, played: int, expected: bool) -> None:
     setup = Setup({10: score}, stop_return=8.0)
     setup.evaluator.spread = spread
     setup.submit(10)
@@ -275,7 +273,7 @@ def test_stop_return_must_be_surely_reached_twice(
     assert not resumed(setup, {}, stop_return=8.7).manager.good_enough
 
 
-def test_one_model_is_evaluated_one_waits_and_a_newer_one_replaces_it(
+def test_one_model_is_evaluated_one_waits_and_a_newer_replaces_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -371,9 +369,7 @@ def test_a_resumed_run_writes_the_best_of_its_state_or_of_a_later_best() -> None
 
 @places
 @pytest.mark.parametrize(("takes", "counts"), [(9.0, True), (11.0, False)])
-def test_the_last_model_has_some_more_time(
-    clock: FakeClock, takes: float, counts: bool, concurrent: bool
-) -> None:
+def test_the_last_model_has_more_time(clock: FakeClock, takes: float, counts: bool, concurrent: bool) -> None:
     setup = Setup({10: 1.0}, max_time=50.0, concurrent=concurrent)
     clock.advance(50.0)
     setup.evaluator.during = lambda: clock.advance(takes)

@@ -37,9 +37,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("agent", "name"), sampled(CASES, 4))
-def test_numpy_policies_act_as_ours_on_batches_and_single_observations(
-    tmp_path: Path, agent: str, name: str
-) -> None:
+def test_numpy_policies_act_as_ours_on_batches_and_singles(tmp_path: Path, agent: str, name: str) -> None:
     spec = spec_of(name, agent)
     shown, stored = observations(name, spec)
     policy, expected = various(agent, spec, stored)
@@ -77,7 +75,7 @@ def test_another_shape_of_a_part_is_named(tmp_path: Path, observation: Any, mess
         numpy_policy.load(tmp_path)(observation)
 
 
-def test_the_copied_policy_needs_neither_torch_nor_border_cli_and_its_readme_says_how_to_use_it(
+def test_the_exported_policy_runs_alone_as_its_readme_says(
     tmp_path: Path,
 ) -> None:
     spec = spec_of("dict", "iqn")

@@ -227,9 +227,7 @@ def test_until_a_reward_comes_the_value_is_zero_and_what_was_learned_is_not_stre
         ({"v_min": -1.0}, [1.0, -1.0, 0.0], [-1.0, 1.0]),
     ],
 )
-def test_open_ends_of_the_range_are_set_once(
-    typed: dict[str, float], reward: list[float], expected: list[float]
-) -> None:
+def test_open_ends_are_set_once(typed: dict[str, float], reward: list[float], expected: list[float]) -> None:
     agent = c51(**typed)
     initial = agent.algorithm.state.online.params.clone()
     agent.algorithm.adapt(batch_of(reward), 1)

@@ -112,14 +112,6 @@ def test_scaling_by_the_bounds_of_the_space() -> None:
     assert network(image)[0].tolist() == pytest.approx([51 / 255] * 25)
 
 
-def test_an_image_beside_a_vector() -> None:
-    spec = ObsSpec((leaf((10, 10, 2)), ObsLeaf("speed", (), "box", (3,), "float32")))
-    encoder = Encoder(spec, [4, 8], generator())
-    encoded = encoder({"obs": torch.zeros(5, 10, 10, 2, dtype=torch.uint8), "speed": torch.ones(5, 3)})
-    assert encoded.shape == (5, encoder.features) == (5, 3 + 8 * 5 * 5)
-    assert encoded[0, :3].tolist() == [1.0, 1.0, 1.0]
-
-
 GRID = ObsLeaf("obs", (), "box", (3, 1, 3), "uint8", 0.0, 255.0, categories=(3, 1, 2))
 
 

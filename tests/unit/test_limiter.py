@@ -170,9 +170,7 @@ def test_a_tolerance_that_could_deadlock_is_refused() -> None:
         (2.0, 64, 8, 7),  # a quarter of the tolerance, although half of the share is 4
     ],
 )
-def test_the_amount_that_is_enough_for_a_grant(
-    interval: float, tolerance: int, n_actors: int, opt_steps: int
-) -> None:
+def test_what_is_enough_for_a_grant(interval: float, tolerance: int, n_actors: int, opt_steps: int) -> None:
     limiter = RatioLimiter(interval, 0, tolerance, None, n_actors, 1)
     assert limiter.grant()
     for actor, credit in enumerate(limiter.credits):

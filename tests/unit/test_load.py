@@ -160,9 +160,7 @@ def test_a_stored_configuration_is_checked(tmp_path: Path, changes: dict[str, An
     assert said in str(caught.value)
 
 
-def test_a_plugin_is_imported_for_a_trusted_run_or_if_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_is_imported_if_trusted_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "push_plugin.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "push_plugin", raising=False)
@@ -178,9 +176,7 @@ def test_a_plugin_is_imported_for_a_trusted_run_or_if_it_is_named(
     assert border_cli.load(run, trust=True).opt_steps == 3
 
 
-def test_importing_the_package_is_cheap_and_loading_makes_no_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_import_is_cheap_and_loading_makes_no_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys, border_cli; print(*sys.modules)"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     modules = {"numpy", "torch", "gymnasium", "hydra", "rich", "border_cli.run"}
@@ -264,9 +260,7 @@ def run(tmp_path: Path) -> Path:
         (FIRST, None, FIRST),
     ],
 )
-def test_a_run_means_its_chosen_model(
-    run: Path, name: str, checkpoint: str | int | None, chosen: str
-) -> None:
+def test_a_run_means_a_model(run: Path, name: str, checkpoint: str | int | None, chosen: str) -> None:
     assert model_directory(run / name, checkpoint) == Located(run / chosen, run)
     (run / "best").rename(store.aside(run / "best"))  # by a writer that was killed
     assert model_directory(run).path == run / "best"
@@ -314,8 +308,6 @@ def refused(
         ("best", "last", "checkpoint=last chooses among those of a run"),
     ],
 )
-def test_errors_name_what_is_allowed(
-    run: Path, name: str, checkpoint: str | int | None, message: str
-) -> None:
+def test_errors_name_the_allowed(run: Path, name: str, checkpoint: str | int | None, message: str) -> None:
     (run.parent / "empty").mkdir()
     assert message.format(run=run) in refused((run / name).resolve(), checkpoint)

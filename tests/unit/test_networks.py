@@ -42,9 +42,7 @@ def observations(n: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("head", "dueling", "noisy"), SWITCHES)
 @pytest.mark.parametrize("hidden", [[], [16, 12]])
-def test_every_combination_has_the_right_shape_and_a_gradient(
-    head: str, dueling: bool, noisy: bool, hidden: list[int]
-) -> None:
+def test_shape_and_gradient_of_each_kind(head: str, dueling: bool, noisy: bool, hidden: list[int]) -> None:
     c = config(head, dueling, noisy, hidden=hidden)
     net, generator = network(c), torch.Generator().manual_seed(0)
     k = {"scalar": 1, "categorical": 5, "quantile": 6, "implicit_quantile": 8}[head]

@@ -33,9 +33,7 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LAST_S", 0.01)
 
 
-def test_all_lines_arrive_in_order_on_both_streams(
-    pipe: tuple[IO[bytes], IO[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_lines_arrive_in_order(pipe: tuple[IO[bytes], IO[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     out, target = pipe
     monkeypatch.setattr(sys, "stdout", target)
     monkeypatch.setattr(sys, "stderr", target)
@@ -81,9 +79,7 @@ def test_d9_a_reader_that_stops_costs_lines_but_no_time(pipe: tuple[IO[bytes], I
     assert arrived + later + missing >= 2000
 
 
-def test_d9_the_end_does_not_wait_for_a_reader_that_takes_nothing(
-    pipe: tuple[IO[bytes], IO[str]], short_wait: None
-) -> None:
+def test_d9_the_end_does_not_wait_for_its_reader(pipe: tuple[IO[bytes], IO[str]], short_wait: None) -> None:
     out, target = pipe
     console = Output(target, io.StringIO())
     console.stdout.write(LINE * 200)
@@ -159,9 +155,7 @@ def test_frames_replace_each_other_below_the_lines(terminal: Terminal) -> None:
     assert terminal.shown() == ["on stdout", "on stderr", "frame 3"]
 
 
-def test_an_error_while_drawing_is_logged_and_lines_are_still_written(
-    terminal: Terminal, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_survive_an_error_while_drawing(terminal: Terminal, caplog: pytest.LogCaptureFixture) -> None:
     called = threading.Event()
 
     def wrong() -> str:
@@ -175,7 +169,7 @@ def test_an_error_while_drawing_is_logged_and_lines_are_still_written(
     assert caplog.messages == ["nothing is drawn any more, training continues"]
 
 
-def test_on_a_terminal_lines_break_between_words_and_commands_stay_whole(
+def test_on_a_terminal_lines_break_at_words_and_commands_stay_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Narrow(io.StringIO):

@@ -107,9 +107,7 @@ def test_an_import_path_that_does_not_exist_is_refused(path, error, said, tmp_pa
         registry.import_path(path, "key")
 
 
-def test_a_module_of_the_current_folder_is_found_and_takes_no_other_modules_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_the_current_folder_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_here.py").write_text("VALUE = 5\n")
     (tmp_path / "colorsys.py").write_text(
         "raise SystemExit('the module of the standard library comes first')\n"

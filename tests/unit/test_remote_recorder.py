@@ -59,9 +59,7 @@ def written(path: Path, fault: str = "", n: int = 4, finish_s: float = 30.0) -> 
     return recorder
 
 
-def test_every_record_is_written_in_order_before_the_end(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_records_are_written_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = written(tmp_path / "lines", n=3000)
     assert [int(line) for line in (tmp_path / "lines").read_text().split()] == list(range(3000))
     assert (recorder.dropped, caplog.text) == (0, "")

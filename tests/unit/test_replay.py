@@ -83,9 +83,7 @@ def sample(sampler: PrioritizedSampler, size: int, n: int = 4) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize(("alpha", "errors"), [(1.0, [1.0, 2.0, 3.0, 4.0]), (0.5, [1.0, 4.0, 9.0, 16.0])])
-def test_draws_are_stratified_and_proportional_to_error_to_the_alpha(
-    alpha: float, errors: list[float]
-) -> None:
+def test_draws_are_stratified_and_proportional_to_error_to_alpha(alpha: float, errors: list[float]) -> None:
     sampler = make_sampler(alpha=alpha)
     sampler.update(np.array([1, 2, 3, 4]), np.array(errors))
     slots, _ = sample(sampler, 1000)
@@ -153,9 +151,7 @@ def test_beta_grows_with_the_batches_and_is_restored_with_the_max_priority() -> 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 700), st.sampled_from([1, 4, 8192]), st.integers(0, 2**32 - 1))
-def test_the_trees_have_sums_and_minima_and_depend_only_on_their_leaves(
-    n: int, most_on_top: int, seed: int
-) -> None:
+def test_the_trees_sum_and_depend_only_on_their_leaves(n: int, most_on_top: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.samplers._MAX_TOP", most_on_top)
         rng, sums, least, again = np.random.default_rng(seed), SumTree(n), MinTree(n), SumTree(n)

@@ -126,7 +126,7 @@ def test_runs_are_grouped_by_everything_but_the_seed_and_named_by_their_differen
     ]
 
 
-def test_a_group_is_named_by_what_was_typed_and_by_other_values_only_where_that_is_the_same(
+def test_a_group_is_named_by_what_was_typed_and_else_by_what_differs(
     tmp_path: Path,
 ) -> None:
     clipping = "-m env=cartpole agent.lr=5e-4,1e-3 agent.reward_clip=null"
@@ -163,7 +163,7 @@ def test_what_auto_has_chosen_does_not_divide_runs(
     assert len(groups_in(tmp_path)) == n_groups
 
 
-def test_curves_over_env_steps_end_with_the_shortest_run_and_over_seconds_with_the_longest(
+def test_curves_end_with_the_shortest_run_in_env_steps_and_the_longest_in_seconds(
     tmp_path: Path,
 ) -> None:
     write_run(tmp_path / "a", [(0, 0.0, 0.0), (100, 10.0, 100.0)], seed=1)
@@ -302,9 +302,7 @@ def test_mistakes_are_refused(
     assert len(error.splitlines()) <= 3
 
 
-def test_a_folder_without_runs_and_a_damaged_run_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_runs_and_a_damaged_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 2
     assert "there is no run at or below it" in capsys.readouterr().err
@@ -325,9 +323,7 @@ def test_the_probability_of_improvement_by_hand() -> None:
     assert (sure.low, sure.value, sure.high) == (1.0, 1.0, 1.0)
 
 
-def test_a_sweep_says_which_of_its_jobs_have_no_result(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_says_which_jobs_have_no_result(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = Sweep(runs, ["seed=1,2"])
     job = sweep.add(["seed=9"], lambda number: runs / str(number))
     job.state, job.error = "failed", "no memory"

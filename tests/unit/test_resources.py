@@ -126,9 +126,7 @@ def test_the_cpus_within_control_groups(
     assert machine.cpus() == min(2, expected)
 
 
-def test_the_limit_per_user_counts_all_threads_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_per_user_counts_all_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = [{"uids": SimpleNamespace(real=user), "num_threads": n} for user, n in ((7, 3), (0, 50), (7, 4))]
     every.append({"uids": None, "num_threads": None})  # a process that ended in the meantime
     monkeypatch.setattr("psutil.process_iter", lambda attrs: [SimpleNamespace(info=info) for info in every])
@@ -150,9 +148,7 @@ IMAGES = EnvSpec(ObsSpec((FRAMES,)), ActionSpec("discrete", n=4))
     [(COUNTING_SPEC, "prioritized", 10_000), (IMAGES, "uniform", 300)],
     ids=["small rows", "stacks of images"],
 )
-def test_b5_predicted_replay_bytes_are_what_it_really_takes(
-    spec: EnvSpec, buffer: str, capacity: int
-) -> None:
+def test_b5_predicted_replay_bytes_are_what_it_takes(spec: EnvSpec, buffer: str, capacity: int) -> None:
     """The prediction is within 5 % of what the allocator returned."""
     small = replace(config(), buffer=BUFFERS[buffer].config(type=buffer, capacity=capacity))
     factories.make_buffer(config(capacity=100), spec)  # imports do not count
@@ -184,7 +180,7 @@ def test_predicted_sizes_equal_those_of_the_components() -> None:
 # -- refusals ---------------------------------------------------------------------
 
 
-def test_b5_the_error_of_too_little_memory_names_the_largest_part_and_what_fits(
+def test_b5_too_little_memory_names_the_largest_part_and_what_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     c = config(max_env_steps=None, max_opts=10**6)
@@ -215,9 +211,7 @@ def test_rows_that_the_budget_cannot_fill_need_no_memory() -> None:
     assert "replay" not in resources.memory_need(on_gpu, SIZES)
 
 
-def test_the_error_of_too_little_disk_names_both_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_a_full_disk_names_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full, none = config(), config()
     full.checkpoint.replay, none.checkpoint.replay = "full", "none"
     need = sum(resources.disk_need(full, SIZES, True).values())
@@ -231,9 +225,7 @@ def test_the_error_of_too_little_disk_names_both_numbers(
     assert "checkpoint.keep=3" in str(caught.value)
 
 
-def test_a_run_that_resumes_may_take_the_disk_that_it_has_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_may_take_the_disk_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two checkpoints share a block of the replay, a link to one file. A video is no part of the need."""
     for name in ("checkpoints/a", "checkpoints/b", "best", "videos"):
         (tmp_path / name).mkdir(parents=True)
@@ -267,7 +259,7 @@ def limited(soft: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_f4_a_soft_limit_of_descriptors_is_raised_and_a_hard_one_refuses(
+def test_f4_a_soft_limit_of_descriptors_is_raised_a_hard_one_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     c = config(n_actors=32)

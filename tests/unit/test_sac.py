@@ -14,7 +14,7 @@ import torch
 from border_cli.agents.sac.agent import StateDependentNoise, make_agent, make_policy
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.agents.sac.loss import critic_losses, sample_action, smooth_action, soft_target
-from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
+from border_cli.agents.sac.network import ActionParameters, PolicyNetwork, TanhBijector
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 
@@ -100,17 +100,6 @@ def tensors(n: int = 1) -> dict[str, torch.Tensor]:
     return {"obs": torch.from_numpy(obs(n)["obs"])}
 
 
-def test_each_critic_is_a_separate_network() -> None:
-    c, generator = small(TqcConfig, critics=3, quantiles=5), torch.Generator().manual_seed(0)
-    critics = Critics(spec(), c, generator)
-    out = critics(tensors(6), torch.zeros(6, 1))
-    assert out.shape == (3, 6, 5)
-    (first, last), x = critics.layers, torch.cat([tensors(6)["obs"], torch.zeros(6, 1)], 1)
-    hidden = torch.relu(x @ first.weight[1] + first.bias[1])
-    assert torch.allclose(out[1], hidden @ last.weight[1] + last.bias[1], atol=1e-6)
-    assert not torch.allclose(out[0], out[1])
-
-
 def test_state_dependent_deviation_by_hand() -> None:
     c = small(exploration="state_dependent", hidden=[2], log_std_start=math.log(0.5))
     net = PolicyNetwork(spec(), c, torch.Generator().manual_seed(0))
@@ -154,7 +143,7 @@ def test_state_dependent_noise_is_new_after_some_env_steps() -> None:
 
 
 @pytest.mark.parametrize("cls", [SacConfig, Td3Config, TqcConfig])
-def test_acting_is_random_at_first_then_by_the_policy_and_by_its_mean_in_evaluation(
+def test_acting_is_random_then_by_the_policy_and_by_its_mean_in_evaluation(
     cls: type[SacConfig],
 ) -> None:
     policy = make_policy(small(cls, random_env_steps=100), spec((-2.0,), (6.0,)), 0)

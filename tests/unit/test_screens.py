@@ -31,7 +31,6 @@ from border_cli.display.text import (
     print_plan,
 )
 from border_cli.display.views import SILENCE_S, PlainView, ScreenView, frame, is_live
-from border_cli.replay.config import PrioritizedConfig
 from border_cli.runtime import machine
 from tests.fakes import Paper
 
@@ -204,20 +203,6 @@ def test_the_complete_banner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "typed", "expected"),
-    [
-        ({"agent": DqnConfig(lr=1e-3)}, {"agent.lr": "1e-3"}, "typed    agent.lr=1e-3"),  # the default
-        ({"buffer": PrioritizedConfig()}, {}, "changed  buffer=prioritized"),
-    ],
-)
-def test_typed_values_are_shown_once(
-    changes: dict[str, object], typed: dict[str, str], expected: str
-) -> None:
-    lines = banner_of(config(**changes), typed).splitlines()
-    assert [line for line in lines if line.startswith(("typed", "changed"))] == [expected]
-
-
-@pytest.mark.parametrize(
     ("trainer", "text"),
     [
         (
@@ -229,9 +214,7 @@ def test_typed_values_are_shown_once(
         ({"type": "async"}, "seed 0, not reproducible\n"),
     ],
 )
-def test_g4_the_banner_says_what_ends_a_run_and_whether_it_is_reproducible(
-    trainer: dict[str, object], text: str
-) -> None:
+def test_g4_the_banner_says_what_ends_a_run_and_if_it_repeats(trainer: dict[str, object], text: str) -> None:
     c = config()
     for name, value in trainer.items():
         setattr(c.trainer, name, value)

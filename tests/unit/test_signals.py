@@ -62,9 +62,7 @@ def test_another_thread_can_only_request_a_stop() -> None:
 
 
 @pytest.mark.parametrize(("before", "code"), [(signal.SIG_DFL, ExitCode.SIGTERM), (signal.SIG_IGN, None)])
-def test_a_terminal_that_closes_stops_a_run_unless_nohup_started_it(
-    before: Any, code: ExitCode | None
-) -> None:
+def test_a_closed_terminal_stops_a_run_unless_nohup_started_it(before: Any, code: ExitCode | None) -> None:
     previous = signal.signal(signal.SIGHUP, before)
     try:
         with StopFlag() as stop:

@@ -38,7 +38,7 @@ def test_a_damaged_provenance_is_replaced(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("dirty", [None, False, True], ids=["outside a repository", "clean", "dirty"])
-def test_the_commit_and_whether_files_were_changed(
+def test_commit_and_changed_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dirty: bool | None
 ) -> None:
     def git(*args: str) -> str:
@@ -69,9 +69,7 @@ def test_the_commit_and_whether_files_were_changed(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_summary_of_a_run_that_ends_before_its_loop_is_made(
-    tmp_path: Path, error: BaseException, expected: tuple[Any, ...]
-) -> None:
+def test_the_summary_of_an_early_end(tmp_path: Path, error: BaseException, expected: tuple[Any, ...]) -> None:
     files = RunFiles(TrainConfig(), tmp_path, Launch([]), None)
     files.start()
     running = read_or_empty(tmp_path / SUMMARY_FILE)

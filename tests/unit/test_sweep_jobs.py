@@ -62,9 +62,7 @@ def add(sweep: Sweep, *overrides: str) -> Job:
         ("waiting", "failed", "waiting"),  # the scheduler has put it back
     ],
 )
-def test_the_state_of_a_job_follows_from_its_directory(
-    tmp_path: Path, before: str, status: str, after: str
-) -> None:
+def test_the_state_of_a_job_is_in_its_directory(tmp_path: Path, before: str, status: str, after: str) -> None:
     job = Job(0, ("seed=1",), tmp_path / "run")
     job.refresh()
     assert (job.state, job.best, job.progress.seconds) == ("waiting", None, None)
@@ -124,9 +122,7 @@ def test_a_sweep_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str) 
         Sweep.read(tmp_path)
 
 
-def test_the_newest_sweep_of_a_command_is_found_by_its_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_sweep_of_a_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = job_argv(["-m", "agent=dqn", "seed=1,2", "sweep.slots=2", "recorder.console=plain", "debug=true"])
     assert argv == ["agent=dqn", "seed=1,2"]
     older, newer, other = (create_sweep(tmp_path) for _ in range(3))
@@ -155,7 +151,7 @@ def test_jobs_share_cpus_memory_and_gpus(monkeypatch, cpus, free, n_jobs, busy, 
     assert (slots.count, slots.cpus) == (count, each)
 
 
-def test_results_group_runs_without_their_seed_and_the_best_of_each_environment_comes_first(
+def test_results_group_runs_by_all_but_the_seed_and_the_best_comes_first(
     tmp_path: Path,
 ) -> None:
     sweep = Sweep(tmp_path, [])
