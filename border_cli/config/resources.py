@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import resource
@@ -139,17 +138,6 @@ def descriptors_need(config: TrainConfig) -> int:
 # -- whether it fits ------------------------------------------------------
 
 
-def disk_for(run_dir: Path) -> int:
-    """Bytes that a run may take: what is free, and what its checkpoints and best/ take already. Raises OSError."""
-    files: dict[int, int] = {}  # by inode: checkpoints share blocks of the replay as links to one file
-    for kept in (run_dir / "checkpoints", run_dir / "best"):
-        for path in (kept, *kept.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.lstat()
-                files[status.st_ino] = 512 * status.st_blocks
-    return machine.free_disk(run_dir) + sum(files.values())
-
-
 def check_descriptors(config: TrainConfig) -> None:
     """Raise the soft limit as far as needed. Raises ResourceError where the hard limit is too low."""
     need = descriptors_need(config)
@@ -198,7 +186,7 @@ def check_memory(config: TrainConfig, sizes: Sizes) -> None:
 
 def check_disk(config: TrainConfig, sizes: Sizes, folder: Path) -> None:
     """Raise ResourceError where the checkpoints that are kept do not fit."""
-    free, need = disk_for(folder), disk_need(config, sizes, config.checkpoint.replay == "full")
+    free, need = machine.free_disk(folder), disk_need(config, sizes, config.checkpoint.replay == "full")
     if sum(need.values()) > free:
         raise ResourceError(
             f"{folder}: this run needs {size(sum(need.values()))} of disk, and {size(free)} are free\n"

@@ -15,7 +15,7 @@ from typing import Any
 from markdown import markdown
 
 from border_cli.config.convert import as_typed
-from border_cli.core.format import number, share
+from border_cli.core.format import number
 from border_cli.core.metrics import SCORE
 from border_cli.report.runs import Group
 from border_cli.report.stats import (
@@ -91,7 +91,6 @@ def markdown_page(report: Report, pictures: Mapping[Path, str]) -> str:
     for heading, rows in (
         ("Probability of improvement, by last scores", improvement_rows(report.improvements)),
         ("Differences of the configurations", differences(report.groups)),
-        ("Health of the runs", health(report.groups)),
     ):
         if len(rows) > 1:
             parts += [f"## {heading}", _grid(rows)]
@@ -171,29 +170,6 @@ def differences(groups: Sequence[Group]) -> list[list[str]]:
         if len(set(values)) > 1:
             rows.append([key, *values])
     return rows
-
-
-def health(groups: Sequence[Group]) -> list[list[str]]:
-    """Header and rows: how each run ended, and whether its actors and recorders were well."""
-    rows = []
-    for group in groups:
-        for run in group.runs:
-            summary = run.summary
-            actors = [actor for actor in summary.get("actors") or [] if isinstance(actor, Mapping)]
-            seconds = sum(float(actor.get("seconds") or 0.0) for actor in actors)
-            blocked = sum(float(actor.get("blocked_seconds") or 0.0) for actor in actors)
-            restarts = sum(int(actor.get("restarts") or 0) for actor in actors)
-            row = {
-                "run": run.path.name,
-                "group": group.name,
-                "status": str(summary.get("status")),
-                "ended by": str(summary.get("ended_by") or "-"),
-                "actor restarts": str(restarts),
-                "actors blocked": share(blocked / seconds if seconds else None),
-                "records dropped": str(sum((summary.get("records_dropped") or {}).values())),
-            }
-            rows.append(row)
-    return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
 def write_curves(path: Path, groups: Iterable[Group], metric: str) -> None:

@@ -39,21 +39,7 @@ from border_cli.recorders.files import (
     TensorBoardRecorder,
 )
 from border_cli.recorders.recorder_process import RemoteRecorder
-from border_cli.run.factories import (
-    UserParts,
-    actor_env,
-    actor_processor,
-    actor_spec,
-    capture_on_gpu,
-    evaluation_env,
-    evaluation_policy,
-    film_model,
-    make_agent,
-    make_buffer,
-    plugin_factory,
-    remote_recorder,
-    run_columns,
-)
+from border_cli.run import factories
 from border_cli.run.resume import load_weights
 from border_cli.run.summary import Resumed, RunFiles
 from border_cli.runtime import seeding
@@ -86,7 +72,7 @@ class RunSetup:
     stop: StopFlag
     view: View
     resumed: Resumed = field(default_factory=Resumed)
-    user: UserParts = field(default_factory=UserParts)
+    user: factories.UserParts = field(default_factory=factories.UserParts)
     closing: list[Callable[[], None]] = field(default_factory=list)
     progress: Progress = field(init=False)
 
@@ -123,11 +109,11 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
     recorder = RecorderGroup([*recorders, *filter(None, [setup.user.recorder]), *shown])
     setup.closing.append(recorder.close)
     films = _make_films(setup, recorders)
-    agent = make_agent(c, spec)
+    agent = factories.make_agent(c, spec)
     if c.init_from is not None and resumed.state is None and (missing := load_weights(agent, c)):
         _logger.warning("init_from: best/ has only the policy; %s start untrained", " and ".join(missing))
     agent.train()
-    buffer = make_buffer(c, spec)
+    buffer = factories.make_buffer(c, spec)
     evaluator = setup.user.evaluator or _make_evaluator(setup, agent, lambda: telemetry.evaluation_limit)
     setup.closing.append(evaluator.close)
     limiter = RatioLimiter(
@@ -175,7 +161,7 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
 
     c, stop, note, limiter = setup.config, setup.stop, setup.view.note, telemetry.limiter
     if c.device.startswith("cuda"):
-        capture_on_gpu(agent, c)
+        factories.capture_on_gpu(agent, c)
         return
     if not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
         return
@@ -204,15 +190,15 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
 
 def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
     c = setup.config
-    actors, columns = actor_spec(c), run_columns(c, setup.spec)
+    actors, columns = factories.actor_spec(c), factories.run_columns(c, setup.spec)
     if c.trainer.type == "sync":
         actor_id = actors.actor_id(0, 0, 1)
-        env = actor_env(actor_id, c, setup.tick, resumable=True)
-        processor = actor_processor(actor_id, setup.spec, c)
+        env = factories.actor_env(actor_id, c, setup.tick, resumable=True)
+        processor = factories.actor_processor(actor_id, setup.spec, c)
         seed_of = partial(seeding.episode_seed, c.seed, 0, 0)
         sampler = Sampler(env, agent, processor, seed_of, "actor 0")
         return InThreadSource(sampler, actors.n_envs, env.close)
-    source: ExperienceSource = plugin_factory("actor_manager", c.actor_manager.type)(
+    source: ExperienceSource = factories.plugin_factory("actor_manager", c.actor_manager.type)(
         actors, columns, n_actors(c), c.actor_manager, setup.should_stop, setup.files.crashed
     )
     return source
@@ -221,7 +207,7 @@ def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
 def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int]) -> Evaluator:
     """The configured evaluator, in this thread or in its own process. by_training: where episodes are cut by default."""
     c, e = setup.config, setup.config.evaluator
-    if (factory := plugin_factory("evaluator", e.type)) is not None:
+    if (factory := factories.plugin_factory("evaluator", e.type)) is not None:
         evaluator: Evaluator = factory(c, setup.spec)
         return evaluator
     parts = _evaluator_spec(c)
@@ -240,8 +226,8 @@ def make_inline_evaluator(config: TrainConfig, spec: EnvSpec) -> InlineEvaluator
 
 def _evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
     return EvaluatorSpec(
-        env=partial(evaluation_env, config=config),
-        policy=partial(evaluation_policy, config=config),
+        env=partial(factories.evaluation_env, config=config),
+        policy=partial(factories.evaluation_policy, config=config),
         max_episode_steps=config.evaluator.max_episode_steps or LONGEST_EPISODE,
         info_keys=tuple(config.env.info_keys),
         seed=config.seed,
@@ -274,7 +260,7 @@ def _make_recorders(setup: RunSetup) -> list[Recorder]:
         recorders.append(CsvRecorder(folder / CSV_FILE, resumed.position("csv")))
     keep = resumed.position("jsonl") if wanted.jsonl else 0
     for kind in (*trackers(wanted), *([] if wanted.type == "default" else [wanted.type])):
-        maker = partial(remote_recorder, kind, config, folder, keep)
+        maker = partial(factories.remote_recorder, kind, config, folder, keep)
         recorders.append(RemoteRecorder(kind, maker, wanted.finish_s, setup.should_stop))
     return recorders
 
@@ -284,6 +270,6 @@ def _make_films(setup: RunSetup, recorders: list[Recorder]) -> Films | None:
     if interval is None:
         return None
     filmed, folder = (setup.config, setup.spec), setup.files.run_dir / "videos"
-    films = Films(interval, folder, film_model, filmed, recorders, setup.should_stop)
+    films = Films(interval, folder, factories.film_model, filmed, recorders, setup.should_stop)
     setup.closing.append(films.close)
     return films

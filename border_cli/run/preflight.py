@@ -93,14 +93,15 @@ def preflight(
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
         decided,
-        replay_fits=with_replay <= resources.disk_for(folder),
+        replay_fits=with_replay <= machine.free_disk(folder),
         screen=is_live(Console()),
         init_from=config.init_from if weights is None else resolved_init_from(config, spec, weights),
         cpus=machine.cpus(),
         replay_on_gpu=_replay_on_gpu(config, sizes.replay),
     )
     resources.check_memory(resolved, sizes)
-    resources.check_disk(resolved, sizes, folder)
+    if not resuming:  # the run has most of what it needs already
+        resources.check_disk(resolved, sizes, folder)
     return resolved, spec, reason
 
 

@@ -225,21 +225,6 @@ def test_the_error_of_a_full_disk_names_both_numbers(tmp_path: Path, monkeypatch
     assert "checkpoint.keep=3" in str(caught.value)
 
 
-def test_a_resumed_run_may_take_the_disk_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two checkpoints share a block of the replay, a link to one file. A video is no part of the need."""
-    for name in ("checkpoints/a", "checkpoints/b", "best", "videos"):
-        (tmp_path / name).mkdir(parents=True)
-    block, score = tmp_path / "checkpoints" / "a" / "block", tmp_path / "best" / "model"
-    block.write_bytes(bytes(1 << 20))
-    (tmp_path / "checkpoints" / "b" / "block").hardlink_to(block)
-    score.write_bytes(bytes(1 << 18))
-    (tmp_path / "videos" / "film").write_bytes(bytes(1 << 20))
-    monkeypatch.setattr(machine, "free_disk", lambda path: 1000)
-    held = [block, score, tmp_path / "checkpoints", tmp_path / "best", *tmp_path.glob("checkpoints/*")]
-    assert resources.disk_for(tmp_path) == 1000 + sum(512 * path.stat().st_blocks for path in held)
-    assert resources.disk_for(tmp_path / "new") == 1000
-
-
 def test_the_write_check_of_a_folder_leaves_no_file(tmp_path: Path) -> None:
     assert machine.free_disk(tmp_path / "a" / "b") > 0  # that of the nearest existing folder
     resources.check_folder(tmp_path / "runs")
