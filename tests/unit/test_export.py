@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -62,17 +61,11 @@ def test_a_mask_in_the_info_is_an_argument_of_its_own(tmp_path: Path) -> None:
     assert 'action = policy(observation, action_mask=info["action_mask"])' in page
 
 
-@pytest.mark.parametrize(
-    ("observation", "message"),
-    [
-        ({"gear": 1, "speed": [0.0, 1.0, 2.0], "view": np.zeros((6, 6, 2))}, r"obs.speed has shape \(3,\)"),
-    ],
-)
-def test_another_shape_of_a_part_is_named(tmp_path: Path, observation: Any, message: str) -> None:
+def test_another_shape_of_a_part_is_named(tmp_path: Path) -> None:
     spec = spec_of("dict", "dqn")
     write_policy(policy_of("dqn", spec), spec, tmp_path, "numpy", "title")
-    with pytest.raises(ValueError, match=message):
-        numpy_policy.load(tmp_path)(observation)
+    with pytest.raises(ValueError, match=r"obs.speed has shape \(3,\)"):
+        numpy_policy.load(tmp_path)({"gear": 1, "speed": [0.0, 1.0, 2.0], "view": np.zeros((6, 6, 2))})
 
 
 def test_the_exported_policy_runs_alone_as_its_readme_says(

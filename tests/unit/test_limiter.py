@@ -147,17 +147,6 @@ def test_b1_lost_rows_make_the_warm_up_longer() -> None:
     assert not limiter.may_opt() and limiter.ratio == 1.0
 
 
-def test_a_missing_batch_adds_no_env_steps_beyond_the_budget_or_while_credit_is_left() -> None:
-    limiter = RatioLimiter(1.0, 4, 3, 8, 1, 1)
-    while limiter.grant(missing=2):
-        limiter.inserted(0, limiter.credits[0] - limiter.env_steps)
-    assert (limiter.env_steps, limiter.state()["base_env_steps"]) == (8, 0)
-    limiter = RatioLimiter(1.0, 4, 8, None, 1, 1)
-    limiter.grant()
-    assert not limiter.grant(missing=2)
-    assert limiter.state()["base_env_steps"] == 0
-
-
 def test_a_tolerance_that_could_deadlock_is_refused() -> None:
     with pytest.raises(ValueError, match="tolerance 7"):
         RatioLimiter(1.0, 0, 7, None, 4, 2)

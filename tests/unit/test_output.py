@@ -14,7 +14,6 @@ from typing import IO
 import pytest
 
 from bench.screen_picture import Screen
-from border_cli.display import output as module
 from border_cli.display.output import Output, output, printable, write_line
 
 LINE = "x" * 1023 + "\n"
@@ -26,11 +25,6 @@ def pipe() -> Iterator[tuple[IO[bytes], IO[str]]]:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as out, os.fdopen(writer, "w", encoding="utf-8") as target:
         yield out, target
-
-
-@pytest.fixture
-def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LAST_S", 0.01)
 
 
 def test_all_lines_arrive_in_order(pipe: tuple[IO[bytes], IO[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,16 +71,6 @@ def test_d9_a_reader_that_stops_costs_lines_but_no_time(pipe: tuple[IO[bytes], I
     missing = int(received[-1].split()[1])
     assert 200 < arrived < 400
     assert arrived + later + missing >= 2000
-
-
-def test_d9_the_end_does_not_wait_for_its_reader(pipe: tuple[IO[bytes], IO[str]], short_wait: None) -> None:
-    out, target = pipe
-    console = Output(target, io.StringIO())
-    console.stdout.write(LINE * 200)
-    console.close()
-    assert console._thread.is_alive()
-    assert out.read(200 * 1024) == LINE.encode() * 200  # the line is complete
-    console._thread.join(60)
 
 
 def test_a_stream_that_is_no_file_is_written_to_as_it_is() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config import resolve, resources
+from border_cli.config import resources
 from border_cli.config.resources import Sizes
 from border_cli.config.schema import (
     ActorManagerConfig,
@@ -159,20 +159,6 @@ def plan_of(n_actors: int = 4, threads: int = 1, keep: int = 3, **trainer: objec
         n_actors=n_actors,
         threads=threads,
     )
-
-
-@pytest.mark.parametrize(
-    ("trainer", "env_steps", "opt_steps", "limit"),
-    [
-        ({"max_env_steps": 1_101}, 1_101, 500, "max_env_steps"),
-        ({"max_opts": 499, "max_env_steps": 1_101}, 1_098, 499, "max_opts"),
-        ({"max_env_steps": 101, "opt_interval": 0.1}, 101, 10, "max_env_steps"),
-        ({"max_opts": 500, "max_time": 9.0, "opt_interval": None}, None, 500, "max_opts or max_time"),
-    ],
-)
-def test_budget(trainer: dict[str, object], env_steps: int | None, opt_steps: int | None, limit: str) -> None:
-    counts = resolve.counts(plan_of(**trainer))
-    assert (counts.env_steps, counts.opt_steps, counts.limit) == (env_steps, opt_steps, limit)
 
 
 def test_memory() -> None:

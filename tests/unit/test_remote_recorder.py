@@ -59,21 +59,10 @@ def written(path: Path, fault: str = "", n: int = 4, finish_s: float = 30.0) -> 
     return recorder
 
 
-def test_all_records_are_written_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = written(tmp_path / "lines", n=3000)
-    assert [int(line) for line in (tmp_path / "lines").read_text().split()] == list(range(3000))
-    assert (recorder.dropped, caplog.text) == (0, "")
-    assert recorder.positions() == {}
-
-
 @pytest.mark.parametrize(
     ("fault", "lines", "message"),
     [
-        (
-            "raise",
-            [0, 1, 3],
-            "recorder mine: ConnectionError: no network; records may be lost, training continues",
-        ),
+        ("raise", [0, 1, 3], "recorder mine: ConnectionError: no network; records may be lost"),
         ("exit", [0, 1], "recorder mine exited with code 3"),
         ("make", [], "recorder mine failed: RuntimeError: no network"),
         ("close", [0, 1, 2, 3], "recorder mine failed: RuntimeError: no network"),

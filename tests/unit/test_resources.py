@@ -225,15 +225,6 @@ def test_the_error_of_a_full_disk_names_both_numbers(tmp_path: Path, monkeypatch
     assert "checkpoint.keep=3" in str(caught.value)
 
 
-def test_the_write_check_of_a_folder_leaves_no_file(tmp_path: Path) -> None:
-    assert machine.free_disk(tmp_path / "a" / "b") > 0  # that of the nearest existing folder
-    resources.check_folder(tmp_path / "runs")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        resources.check_folder(tmp_path / "file" / "runs")
-
-
 @contextlib.contextmanager
 def limited(soft: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
