@@ -30,7 +30,7 @@ _PRELOAD = (
     "border_cli.cli.start",
     "border_cli.run.preflight",
     "border_cli.run.run",
-    "tensorboard.summary.writer.record_writer",
+    "tensorboard.compat.proto.event_pb2",
 )
 """Imported once for all jobs of a sweep."""
 _SENT_S = 0.25
