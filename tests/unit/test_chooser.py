@@ -63,16 +63,6 @@ def test_the_fastest_form_is_kept(durations: dict[str, float], best: Form) -> No
     assert run.until(200.0) == best
 
 
-def test_before_the_first_look_nothing_is_tried_and_then_it_says_once_by_how_much() -> None:
-    run = FakeRun((EAGER, FAST), constant(eager1=10, fast1=5))
-    run.until(0.9)
-    assert set(run.spent) == {EAGER} and run.notes == []
-    run.until(500.0)
-    assert run.notes == [
-        "the fastest opt steps here are compiled with 1 thread; as a share of their speed: eager with 1 thread 0.50"
-    ]
-
-
 @pytest.mark.parametrize("slow", [12, 100, 3000])
 def test_slower_forms_cost_little(slow: float) -> None:
     run = FakeRun((EAGER, EAGER2), constant(eager1=10, eager2=slow))

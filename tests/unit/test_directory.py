@@ -82,9 +82,6 @@ def test_the_configuration_round_trips(tmp_path: Path) -> None:
         directory.read_config(tmp_path)
 
 
-# -- trust -----------------------------------------------------------------
-
-
 WRAPPERS = ["TimeAwareObservation", {"name": "my_envs:W", "kwargs": {"a": 1}}, {"name": "RecordVideo"}]
 NAMED: list[tuple[dict[str, Any], str, str, str | None]] = [
     ({"plugins": ["a", "b"]}, "plugins a, b", "plugins=[a]", "plugins=[b,a]"),

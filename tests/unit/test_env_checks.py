@@ -44,12 +44,7 @@ class Scripted(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is no
     """
 
     def __init__(
-        self,
-        observation: Callable[[int, int], Any] | None = None,
-        reward: Any = 1.0,
-        length: int = 5,
-        space: spaces.Space[Any] = BOX,
-        **parts: Any,
+        self, observation: Any = None, reward: Any = 1.0, length: int = 5, space: Any = BOX, **parts: Any
     ) -> None:
         self.observation_space = space
         self.action_space = spaces.Discrete(2)
@@ -336,9 +331,6 @@ def test_e5_rewards_whose_sums_may_be_infinite_are_not_stored() -> None:
         rows(group(reward=reward), 5, n_step=3)
     env = group(nonfinite="drop", reward=reward)
     assert rows(env, 2, n_step=3)[1][0] == (2, 0, float(np.float32(1e29)), 1)
-
-
-# -- E5: huge rewards, short episodes --------------------------------------
 
 
 GAMMA = 0.5

@@ -125,7 +125,7 @@ def test_a_module_that_registers_is_suggested(tmp_path: Path, monkeypatch: pytes
     assert "calls a function that does" in refused(env_config(id="ids_of_tests/Late-v0", imports=[late]))
 
 
-# -- windows ------------------------------------------------------------
+# -- windows, limits, statistics of its own ------------------------------
 
 
 class Window(Sound):
@@ -142,9 +142,6 @@ def test_an_environment_opens_no_window_by_default() -> None:
     assert GymEnv(config).envs[0].render_mode is None
     assert GymEnv(config, render_mode="human").envs[0].render_mode == "human"
     assert GymEnv(replace(config, kwargs={"render_mode": "human"})).envs[0].render_mode == "human"
-
-
-# -- the limit of env steps ---------------------------------------------
 
 
 def steps_of_an_episode(**env: Any) -> int:
@@ -167,9 +164,6 @@ def test_the_limit_that_is_typed_holds() -> None:
         assert steps_of_an_episode(entry_point=f"{__name__}:limited", **typed) == steps
     assert steps_of_an_episode(id="CliffWalking-v1", max_episode_steps=6) == 6
     assert steps_of_an_episode(entry_point="tests.envs:Sound", max_episode_steps=7) == 7
-
-
-# -- statistics of its own ----------------------------------------------
 
 
 @pytest.mark.parametrize(

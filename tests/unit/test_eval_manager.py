@@ -109,12 +109,8 @@ class Setup:
             recorder=SimpleNamespace(write=self.records.append),
             should_stop=lambda: self.stopping,
         )
-        self.manager = EvalManager(
-            TrainerConfig(eval_interval=10, stop_return=stop_return, max_time=max_time),
-            parts,
-            self.tick,
-            reproducible,
-        )
+        config = TrainerConfig(eval_interval=10, stop_return=stop_return, max_time=max_time)
+        self.manager = EvalManager(config, parts, self.tick, reproducible)
 
     def submit(self, *opt_steps: int) -> None:
         for step in opt_steps:

@@ -107,23 +107,18 @@ class FakeLearner:
 
 
 @pytest.mark.parametrize(
-    ("device", "how", "opt_steps", "compile", "form", "rate"),
+    ("run", "opt_steps", "compile", "form", "rate"),
     [
-        ("cpu", "auto", 200, True, "compiled", 30),
-        ("cuda", "true", 1, True, "captured", 10),  # not counted as faster than measured
-        ("cpu", "true", 1, False, "compiled, taken as 2 times as fast as eager ones", 20),
-        ("cpu", "auto", 199, False, "eager", 10),
+        ("cpu auto", 200, True, "compiled", 30),
+        ("cuda true", 1, True, "captured", 10),  # not counted as faster than measured
+        ("cpu true", 1, False, "compiled, taken as 2 times as fast as eager ones", 20),
+        ("cpu auto", 199, False, "eager", 10),
     ],
 )
 def test_which_opt_steps_a_prediction_is_of(
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    how: str,
-    opt_steps: int,
-    compile: bool,
-    form: str,
-    rate: float,
+    monkeypatch: pytest.MonkeyPatch, run: str, opt_steps: int, compile: bool, form: str, rate: float
 ) -> None:
+    device, how = run.split()
     monkeypatch.setattr(probes, "Learner", FakeLearner)
     monkeypatch.setattr(probes, "acting", lambda _, envs, *rest: dict.fromkeys(envs, 10.0))
     monkeypatch.setattr(probes.machine, "cpus", lambda: 1)

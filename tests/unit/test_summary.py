@@ -113,9 +113,6 @@ def test_a_crash_keeps_the_traceback_with_its_causes_or_that_of_the_actor(tmp_pa
     assert (data["context"], data["traceback"]) == (context, ["Traceback\n", "  in its env\n"])
 
 
-# -- JSON -----------------------------------------------------------------------
-
-
 def test_numbers_that_are_not_finite_are_null_and_a_large_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"b": [float("nan")], "a": (float("inf"), 1.5)})
