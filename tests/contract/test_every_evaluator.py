@@ -14,16 +14,7 @@ from border_cli.core.types import Step
 from border_cli.runtime import forkserver
 from border_cli.training import evaluators
 from border_cli.training.evaluators import EpisodeRunner, InlineEvaluator
-from tests.evaluators import (
-    SeededEnv,
-    WeightPolicy,
-    await_result,
-    beside,
-    expected,
-    make_env,
-    model,
-    spec_of,
-)
+from tests.evaluators import SeededEnv, WeightPolicy, await_result, beside, expected, make_env, model, spec_of
 from tests.fakes import LIGHT_PRELOAD
 
 SEEDS = [10 * i + 3 for i in range(9)]

@@ -111,9 +111,6 @@ def test_which_opt_steps_are_captured(compiled: str, captures: bool) -> None:
     assert getattr(learner.compiling, "func", None) is (capture_opt_steps if captures else None)
 
 
-# -- streams ------------------------------------------------------------
-
-
 class LoggedCuda:
     """Stands for torch.cuda: records what streams and events are asked for, and by whom."""
 

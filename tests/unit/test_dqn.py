@@ -140,9 +140,6 @@ def test_learning_rate_schedules_by_hand(schedule: str, scales: list[float]) -> 
     assert config.lr_scale(100) == pytest.approx(scales[-1])
 
 
-# -- exploration --------------------------------------------------------
-
-
 def test_epsilon_follows_global_env_steps() -> None:
     epsilon = EpsilonSchedule(1.0, 0.2, 100)
     assert [epsilon(n) for n in (0, 50, 100, 10_000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])

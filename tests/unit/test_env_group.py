@@ -11,13 +11,7 @@ import pytest
 
 from border_cli.actors.sampler import Sampler
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import (
-    ActorLostError,
-    ExitCode,
-    IncompatibleStateError,
-    Interrupted,
-    UsageError,
-)
+from border_cli.core.errors import ActorLostError, ExitCode, IncompatibleStateError, Interrupted, UsageError
 from border_cli.core.state import State
 from border_cli.core.types import Items
 from border_cli.envs import group as group_module

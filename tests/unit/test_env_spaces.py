@@ -37,9 +37,6 @@ def received(action: Any, *wrappers: WrapperConfig, **kwargs: Any) -> Any:
     return result
 
 
-# -- which spaces are taken ----------------------------------------------
-
-
 class FlatActions(spaces.Discrete):
     """A subclass of another library."""
 
@@ -86,9 +83,6 @@ def test_another_action_space_is_refused_with_a_way_out(actions: spaces.Space[An
         try_env(config(actions=actions))
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 3
-
-
-# -- what environments get ------------------------------------------------
 
 
 def test_actions_have_the_type_that_the_spaces_sample_has() -> None:

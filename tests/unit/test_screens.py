@@ -23,13 +23,7 @@ from border_cli.core.metrics import Record
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display.output import Output
-from border_cli.display.text import (
-    banner,
-    named_line,
-    preset_note,
-    print_end_tables,
-    print_plan,
-)
+from border_cli.display.text import banner, named_line, preset_note, print_end_tables, print_plan
 from border_cli.display.views import SILENCE_S, PlainView, ScreenView, frame, is_live
 from border_cli.runtime import machine
 from tests.fakes import Paper

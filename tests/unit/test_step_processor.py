@@ -12,14 +12,7 @@ from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import EnvConfig
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.core.types import (
-    Q_ACTION,
-    Q_MAX,
-    UNKNOWN_PRIORITY,
-    Items,
-    Step,
-    concat_items,
-)
+from border_cli.core.types import Q_ACTION, Q_MAX, UNKNOWN_PRIORITY, Items, Step, concat_items
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
 from border_cli.replay.config import PrioritizedConfig
