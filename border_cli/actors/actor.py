@@ -99,7 +99,8 @@ class Actor:
                 )
             # Only between chunks, so that one model chose all actions of a chunk.
             if (model := self.models.poll()) is not None:
-                self._sync(model)
+                self.policy.sync_model(model)
+                self.version = model.version
         status.state = ActorState.STOPPING
         self._hand_over()
 
@@ -134,10 +135,6 @@ class Actor:
 
     def _wait(self, poll: Callable[[], T], state: ActorState) -> T:
         return wait_until(poll, state, self.status)
-
-    def _sync(self, model: ModelInfo) -> None:
-        self.policy.sync_model(model)
-        self.version = model.version
 
 
 @dataclass(eq=False, kw_only=True)
@@ -205,8 +202,9 @@ class LockstepActor(Actor):
         if self.status.stop_requested:
             return False
         if number != self._held:
-            self._sync(self.models.take(number))
-            self._held = number
+            model = self.models.take(number)
+            self.policy.sync_model(model)
+            self.version, self._held = model.version, number
         return True
 
 

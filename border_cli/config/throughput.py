@@ -121,16 +121,13 @@ def up_to(cpus: int) -> tuple[int, ...]:
 
 
 def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> tuple[TrainConfig, str]:
-    """The configuration with the numbers of actors and environments that were `auto`, and why these, in one line.
+    """The configuration with the numbers of actors and environments, of which one is `auto`, and why these, in one line.
 
     These are the fewest actors, with the fewest environments, for which the learner does not wait, or else the fastest
     choice that the CPUs allow. One CPU is left for the learner.
 
     Args:
         measured: None if no measurement is needed or allowed; the smallest numbers are then chosen.
-
-    Returns:
-        The line is empty where nothing was `auto`.
     """
     chosen = with_numbers(config, n_actors(config), envs_per_actor(config))
     if measured is not None:
@@ -143,8 +140,6 @@ def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> tuple[T
         ]
         fastest = max((rate for rate, _ in options), default=0.0)
         chosen = next((tried for rate, tried in options if rate >= _SAME * fastest), chosen)
-    if config.n_actors is not None and config.actor_manager.envs_per_actor is not None:
-        return chosen, ""
     n, k = n_actors(chosen), envs_per_actor(chosen)
     if measured is None:
         why = "a reproducible run decides nothing by a measurement"

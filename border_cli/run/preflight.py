@@ -84,15 +84,16 @@ def preflight(
     _check_device(config)
     torch.set_num_threads(threads(config))  # before the first tensor, which starts them
     sizes = factories.sizes(config, spec)
-    config, measured = with_env_facts(config, probed.action_mask, probed.categories), None
+    config, measured, reason = with_env_facts(config, probed.action_mask, probed.categories), None, ""
     if envs := throughput.env_counts(config):  # a measurement may and can decide something
         from border_cli.run import probes
 
         measured = probes.measure(config, spec, envs, probes.AUTO_S, stop)
-    decided, reason = throughput.decide(config, measured, machine.cpus())
+    if config.n_actors is None or config.actor_manager.envs_per_actor is None:
+        config, reason = throughput.decide(config, measured, machine.cpus())
     with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
-        decided,
+        config,
         replay_fits=with_replay <= machine.free_disk(folder),
         screen=is_live(Console()),
         init_from=config.init_from if weights is None else resolved_init_from(config, spec, weights),
