@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -138,28 +139,20 @@ def nearest_path(path: str) -> str | None:
     return f"{module}:{name}" if dot and ":" not in path else None
 
 
-def _import(module: str) -> Any:
-    """Import a module, from the current folder if it is nowhere else. Raises as `importlib.import_module` does."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        folder = str(Path.cwd())
-        if e.name != module.partition(".")[0] or folder in sys.path:
-            raise
-        sys.path.append(folder)  # last: a file there takes no other module's place
-        importlib.invalidate_caches()
-        return importlib.import_module(module)
-
-
 def import_path(path: str, key: str = "") -> Any:
     """The module `module`, or the object `module:name` in it. key: where the path comes from, for messages.
+
+    A module that is nowhere else is looked for in the current folder.
 
     Raises UsageError where the module or the name does not exist, BorderError where the module fails on import.
     """
     module, colon, name = path.partition(":")
     label = f"{key}: " if key else ""
+    root, folder = module.partition(".")[0], str(Path.cwd())
     try:
-        imported = _import(module)
+        if root not in sys.modules and folder not in sys.path and importlib.util.find_spec(root) is None:
+            sys.path.append(folder)  # last: a file there takes no other module's place
+        imported = importlib.import_module(module)
     except Exception as e:
         if isinstance(e, BorderError):
             raise
