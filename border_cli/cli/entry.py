@@ -23,7 +23,7 @@ MAX_LINES = 3
 
 def _run(module: str, name: str = "main", early: bool = False) -> int:
     """Call a command. early: start the fork server first. Returns the exit code."""
-    if sys.argv[1:2] == ["-sc"] and module == "train":
+    if sys.argv[1:2] == ["-sc"] and module in ("train", "bench"):
         module, name = "help", "complete"  # which imports little
     # A run has handlers of its own; these are for the time before and after. Process 1 of a container has no default
     # action. A parent process may have had SIGINT ignored: that stays.
@@ -57,7 +57,7 @@ def train() -> int:
 evaluate = partial(_run, "eval")
 report = partial(_run, "report")
 export = partial(_run, "eval", name="export")
-bench = partial(_run, "train", name="bench")
+bench = partial(_run, "bench")
 
 
 def read_page(name: str) -> str:

@@ -40,7 +40,7 @@ from border_cli.recorders.files import (
 )
 from border_cli.recorders.recorder_process import RemoteRecorder
 from border_cli.run import factories
-from border_cli.run.resume import load_weights
+from border_cli.run.initial_weights import load_weights
 from border_cli.run.summary import Resumed, RunFiles
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s

@@ -32,7 +32,7 @@ from border_cli.display.views import SILENCE_S, is_live
 from border_cli.envs.try_env import Probed
 from border_cli.run import factories
 from border_cli.run.directory import RUNS, writing
-from border_cli.run.resume import (
+from border_cli.run.initial_weights import (
     resolved_init_from,
     weights_directory,
     with_saved_range,
@@ -91,10 +91,9 @@ def preflight(
         measured = probes.measure(config, spec, envs, probes.AUTO_S, stop)
     if config.n_actors is None or config.actor_manager.envs_per_actor is None:
         config, reason = throughput.decide(config, measured, machine.cpus())
-    with_replay = sum(resources.disk_need(config, sizes, with_replay=True).values())
     resolved = resolve(
         config,
-        replay_fits=with_replay <= machine.free_disk(folder),
+        replay_fits=sum(resources.disk_need(config, sizes, True).values()) <= machine.free_disk(folder),
         screen=is_live(Console()),
         init_from=config.init_from if weights is None else resolved_init_from(config, spec, weights),
         cpus=machine.cpus(),

@@ -12,7 +12,8 @@ import pytest
 from border_cli import compose
 from border_cli.agents.sac.agent import SacPolicy
 from border_cli.agents.sac.network import PolicyArrays
-from border_cli.cli.train import bench, main
+from border_cli.cli import bench
+from border_cli.cli.train import main
 from border_cli.config.throughput import Measured
 from border_cli.core.spaces import Obs
 from border_cli.run import probes
@@ -96,7 +97,7 @@ def test_a_plan_is_refused(
 def test_bench_measures_each_part_and_its_recommendation_can_be_typed(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(tiny(*SHORT, "agent.compile=false", "actor_manager.envs_per_actor=3")) == 0
+    assert bench.main(tiny(*SHORT, "agent.compile=false", "actor_manager.envs_per_actor=3")) == 0
     text = capsys.readouterr().out
     rows = cells(text)
     parts = [f"one actor, {n} environment{'s' * (n > 1)}" for n in (1, 3, 16)]
@@ -117,7 +118,7 @@ def test_bench_measures_an_environment_with_masks_and_categories(
 ) -> None:
     """It raises when it gets an action that its mask forbids."""
     args = ("env=gym", "env.entry_point=tests.envs:MaskedGrid", "trainer.eval_interval=null")
-    assert bench(tiny(*args, "agent.compile=false")) == 0
+    assert bench.main(tiny(*args, "agent.compile=false")) == 0
     assert rate(cells(capsys.readouterr().out)["one actor, 16 environments"]) > 0
 
 
@@ -151,7 +152,7 @@ def test_an_actor_is_measured_as_it_acts_in_most_of_a_run(monkeypatch: pytest.Mo
 def test_mistakes_of_bench(
     workplace: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str
 ) -> None:
-    assert bench(args) == 2
+    assert bench.main(args) == 2
     assert message in capsys.readouterr().err
 
 
