@@ -83,14 +83,14 @@ class ActorHandle(SupervisedProcess):
         status.credit = counts.env_steps
         self._sequence = 0
         link = self._link
-        child = self._make(
+        child = self.make_child(
             link.spec.actor_id(self.actor, counts.incarnation, link.n_actors, counts.env_steps)
         )
         for descriptor in child.descriptors:
             link.selector.register(descriptor, EVENT_READ, self)
         return child
 
-    def _make(self, actor_id: ActorId) -> Child:
+    def make_child(self, actor_id: ActorId) -> Child:
         """Start what runs this incarnation. Raises ResourceError."""
         link = self._link
         ring = Ring(link.columns, link.ring_rows)

@@ -295,7 +295,7 @@ class RayHandle(ActorHandle):
     def is_watched(self) -> bool:
         return self.needed or self.condition is Condition.READY
 
-    def _make(self, actor_id: ActorId) -> Child:
+    def make_child(self, actor_id: ActorId) -> Child:
         link = cast("RayLink", self._link)
         parts = link.columns, link.ring_rows, link.models.layout, link.models.publications - 1
         level = logging.getLogger().getEffectiveLevel()

@@ -91,7 +91,7 @@ class Tuner(JobQueue):
         self._optuna = import_optuna()
         self.study = open_study(self._optuna, folder, settings, prunes_from)
         # trial and opt step → mean return of each run that has been evaluated there, for the pruner
-        self._reports: dict[tuple[int, int], dict[int, float]] = {}
+        self._reports: dict[tuple[int, int | None], dict[int, float]] = {}
         self.trials: list[Trial] = []
         keys = {key: str(distribution) for key, distribution in space.items()}
         if self.study.user_attrs.get("space", keys) != keys:
@@ -141,8 +141,17 @@ class Tuner(JobQueue):
         trial = next((trial for trial in self.trials if job in trial.jobs), None)
         if trial is None:  # it confirms one
             return True
-        if trial.state == RUNNING and progress.last_at is not None and progress.last is not None:
-            self._report(trial, job, progress.last_at, progress.last)
+        step, score = progress.last_at, progress.last
+        at = self._reports.setdefault((trial.number, step), {})
+        if trial.state == RUNNING and step is not None and score is not None and job.number not in at:
+            at[job.number] = score
+            if len(at) == len(trial.jobs):  # all runs have been evaluated there
+                in_study = self._optuna.trial.Trial(self.study, self.study.trials[trial.number]._trial_id)
+                with quiet():  # a run that has resumed from before its last report reports that again
+                    in_study.report(float(np.mean(list(at.values()))), step)
+                if in_study.should_prune():
+                    trial.state = PRUNED
+                    self._tell(trial.number, "PRUNED")
         return trial.state not in (PRUNED, FAILED)
 
     def ended(self, job: Job) -> None:
@@ -214,21 +223,6 @@ class Tuner(JobQueue):
         """The scores of those of these jobs that are done and have one."""
         scores = [objective(job, self._settings.objective) for job in jobs if job.state == DONE]
         return [score for score in scores if score is not None]
-
-    def _report(self, trial: Trial, job: Job, step: int, score: float) -> None:
-        """Report a step once all runs have been evaluated there, and prune the trial if Optuna's pruner says so."""
-        at = self._reports.setdefault((trial.number, step), {})
-        if job.number in at:
-            return
-        at[job.number] = score
-        if len(at) < len(trial.jobs):
-            return
-        in_study = self._optuna.trial.Trial(self.study, self.study.trials[trial.number]._trial_id)
-        with quiet():  # a run that has resumed from before its last report reports that again
-            in_study.report(float(np.mean(list(at.values()))), step)
-        if in_study.should_prune():
-            trial.state = PRUNED
-            self._tell(trial.number, "PRUNED")
 
     def _fail(self, trial: Trial) -> None:
         if trial.state != FAILED:
