@@ -22,6 +22,7 @@ from tests.trained import make_stored_run
 
 # Workers with one torch thread per core wait for each other, which makes small operations a hundred times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where a test has two threads
 gc.disable()  # until the tests are collected: imports are faster
 _SHOWS_A_ROW = re.compile(r"test_[a-j]\d+_")
 if not FULL:

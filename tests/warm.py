@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from border_cli import compose
 from border_cli.runtime import forkserver, forkserver_process
 from border_cli.runtime.stopping import blocked
 from tests.faults.amounts import FULL
@@ -41,6 +42,8 @@ _IMPORTED = (
     "hydra._internal.hydra",
     "border_cli.cli.train",
     "border_cli.cli.eval",
+    "border_cli.run.preflight",
+    "border_cli.run.run",
     *forkserver.PRELOAD,
 )
 _MOST_BYTES = 1 << 18
@@ -272,6 +275,7 @@ def serve(listening: int, client_lives: int) -> NoReturn:
     gc.disable()
     for module in _IMPORTED:
         importlib.import_module(module)
+    compose("agent=dqn", "env=cartpole")  # Hydra looks for its plugins, and builds its parser
     gc.freeze()
     gc.enable()
     running: dict[int, int] = {}  # process id → where its exit code goes

@@ -37,6 +37,20 @@ def workers(before: set[int]) -> list[psutil.Process]:
     return [process for process in every if "ray::RemoteActor" in " ".join(process.info["cmdline"] or [])]
 
 
+def wait_for_the_end_of_the_cluster(before: set[int], *more: str) -> None:
+    """Wait until no process of Ray is left that was not there before, nor one with such a name.
+
+    Ray's own agents look for their node every few seconds, and give up after a minute.
+    """
+
+    def left() -> list[str]:
+        every = (process for process in psutil.process_iter(["name", "status"]) if process.pid not in before)
+        names = [process.info["name"] for process in every if process.info["status"] != psutil.STATUS_ZOMBIE]
+        return [name for name in names if any(word in name for word in ("ray", "gcs", *more))]
+
+    wait_until(lambda: not left(), "the end of the cluster", 120)
+
+
 def test_the_bits_of_lockstep_are_those_of_actors_in_processes(ray_cluster: None) -> None:
     args = (
         "trainer.lockstep=true",
@@ -88,13 +102,7 @@ def test_nothing_is_left_after_the_driver_has_ended_and_the_run_resumes(number: 
         process.send_signal(number)
         assert process.wait(60) == (143 if number == signal.SIGTERM else -9)
 
-    def left() -> list[str]:
-        every = (process for process in psutil.process_iter(["name", "status"]) if process.pid not in before)
-        names = [process.info["name"] for process in every if process.info["status"] != psutil.STATUS_ZOMBIE]
-        return [name for name in names if "ray" in name or "gcs" in name]
-
-    # Ray's own agents look for their node every few seconds, and give up after a minute.
-    wait_until(lambda: not left(), "the end of the cluster", 120)
+    wait_for_the_end_of_the_cluster(before)
     run = Run(Path("runs/latest").resolve())
     # Of the checkpoint: the kill may come before summary.json knows of it.
     until = int(run.checkpoints[-1].removeprefix("step-")) + 50

@@ -10,13 +10,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from border_cli.cli.train import main
 from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.jobs import Sweep
 from border_cli.sweeps.scheduler import JobQueue, Scheduler
+from tests.extras.test_ray import running, wait_for_the_end_of_the_cluster
 from tests.faults.processes import wait_until
 from tests.integration.test_sweep_scheduler import Light, Seen
 from tests.real_runs import Run, tiny, train
@@ -76,18 +76,13 @@ def test_a_wrong_setting_is_named_before_there_is_a_folder(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_sweep_that_is_stopped_or_killed_leaves_nothing_and_continues(number: signal.Signals) -> None:
     args = command("seed=1,2", "trainer.max_opts=600", "sweep.slots=2")
-    before = {process.pid for process in psutil.process_iter()}
+    before = running()
     with subprocess.Popen(args, stdout=subprocess.DEVNULL) as process:
         wait_until(lambda: len(checkpointed()) == 2, "checkpoints of both jobs", 120)
         process.send_signal(number)
         assert process.wait(60) == (143 if number == signal.SIGTERM else -9)
 
-    def left() -> list[str]:
-        every = (p for p in psutil.process_iter(["name", "status"]) if p.pid not in before)
-        names = [p.info["name"] for p in every if p.info["status"] != psutil.STATUS_ZOMBIE]
-        return [name for name in names if any(word in name for word in ("ray", "gcs", "python"))]
-
-    wait_until(lambda: not left(), "the end of the cluster", 120)
+    wait_for_the_end_of_the_cluster(before, "python")
     assert subprocess.run(args, stdout=subprocess.DEVNULL, timeout=200).returncode == 0
     for seed, run in enumerate(jobs(), 1):
         assert run.counts[0] == 600

@@ -40,7 +40,7 @@ from tests.faults.actors import (
 )
 from tests.faults.amounts import sampled, seeded, times
 from tests.faults.commands import WARMUP, border_train, resume_hint, run_here, trap
-from tests.faults.processes import named_memory, wait_gone, wait_until
+from tests.faults.processes import PAUSE_S, named_memory, wait_gone, wait_until
 
 pytestmark = pytest.mark.usefixtures("light_forkserver")
 
@@ -355,6 +355,7 @@ def test_b3_the_only_actor_dies_while_the_learner_waits(tmp_path: Path) -> None:
         wait_until(
             lambda: metrics.exists() and any(line["opt_steps"] == allowed for line in read_jsonl(metrics)),
             "the learner to wait",
+            longest_pause_s=PAUSE_S,
         )
         os.kill(actor_pid, SIGKILL)
         assert command.end() == 5
