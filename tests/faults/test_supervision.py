@@ -329,7 +329,7 @@ def test_a_restarted_actor_has_no_credit_before_the_next_grant() -> None:
             return pids(manager)[0] not in (None, victim) and waits
 
         wait_until(replaced, "its successor")
-        assert manager.present() == [True]
+        wait_until(lambda: manager.collect() == [] and manager.present() == [True], "its presence")
         assert manager.stats()[0].env_steps == 10
         manager.grant([15])
         arrived: list[tuple[int, int]] = []
