@@ -60,9 +60,6 @@ def heard(child: Child) -> list[object]:
     return [*messages, *child.receive()]
 
 
-# -- results --------------------------------------------------------------------
-
-
 def describe_self(word: str) -> dict[str, Any]:
     return {
         "word": word,
@@ -151,9 +148,6 @@ def test_f4_a_process_limit_is_reported_as_a_resource_error(monkeypatch: pytest.
         run_in_child(os.getpid, (), TIMEOUT_S)
 
 
-# -- messages and output -----------------------------------------------------------
-
-
 def stop_before_reading(reporter: Reporter, setup: bytes) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -216,9 +210,6 @@ def test_j2_children_print_to_a_file_of_limited_size(
     assert 19 << 20 < int(left_out) < (19 << 20) + 100
     assert text.endswith("x\nlast words\n\n")
     assert capfd.readouterr() == ("", "")
-
-
-# -- what a child starts -------------------------------------------------------------
 
 
 def leave_behind(reporter: Reporter, ends: str) -> None:

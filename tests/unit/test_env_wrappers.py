@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -12,10 +13,12 @@ import pytest
 from gymnasium import spaces
 
 from border_cli.config.convert import to_config
-from border_cli.config.schema import EnvConfig
+from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
+from border_cli.envs import make
 from border_cli.envs.group import GymEnv
 from border_cli.envs.try_env import try_env
+from border_cli.run import initial_weights
 from tests.envs import SPACES, Sound
 
 ONE = np.zeros(1, np.int64)
@@ -71,6 +74,8 @@ def test_wrappers_keep_observations_that_the_environment_changes_in_place() -> N
     for _ in range(3):
         env.step([0], ONE)
     assert env.observe([0])["obs"].ravel().tolist() == [1, 2, 3]
+    # a wrapper may ask for attributes of the environment
+    assert make.CopiedObservation(InPlace()).count.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -270,3 +275,11 @@ def categories(**env: Any) -> dict[str, list[int]]:
 )
 def test_which_images_hold_categories(env: dict[str, Any], expected: dict[str, list[int]]) -> None:
     assert categories(**env) == expected
+
+
+def test_the_categories_of_the_weights_are_taken_over() -> None:
+    here, typed = EnvConfig(entry_point="tests.envs:MaskedGrid"), {"image": [12, 7, 1]}
+    saved: Any = SimpleNamespace(spec=try_env(replace(here, categories=typed)).spec)
+    config, model = TrainConfig(env=here, init_from="runs/latest"), SimpleNamespace(description=saved)
+    probed = initial_weights.with_saved_spec(model, config, try_env(here))
+    assert (probed.spec, probed.categories) == (saved.spec, typed)

@@ -132,9 +132,6 @@ def test_an_opt_step_that_raises_counts_if_the_agent_counted_it(counts_first: bo
     assert parts.limiter.opt_steps == parts.agent.opt_steps == opt_steps
 
 
-# -- telemetry -------------------------------------------------------------
-
-
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds = [100.0]
