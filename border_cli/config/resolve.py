@@ -28,6 +28,7 @@ BUDGETS = ("trainer.max_opts", "trainer.max_env_steps", "trainer.max_time", "tra
 _KEEP_THE_BITS = (
     *("recorder.*", "checkpoint.*", "env.action_mask", "buffer.device", "debug"),
     *(f"actor_manager.{what}_timeout_s" for what in ("start", "heartbeat", "stop")),
+    "actor_manager.restarts",  # in a reproducible run, of the evaluator's process alone
 )
 _SAFE = (
     *_KEEP_THE_BITS,

@@ -47,8 +47,11 @@ def is_valid(config: TrainConfig) -> bool:
 
 def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
     """Refuse typed keys that would change nothing in this configuration. overrides: the keys that were typed."""
-    for key, reason, allowed in (*unused(config), *_unused_typed(config, overrides)):
-        if key in overrides:
+    typed = set(overrides)
+    if may_evaluate_beside(config):  # its process has these limits of actors
+        typed -= {"actor_manager.heartbeat_timeout_s", "actor_manager.restarts"}
+    for key, reason, allowed in (*unused(config), *_unused_typed(config, typed)):
+        if key in typed:
             raise UsageError(f"{key} has no effect {reason}", allowed=f"{key} {allowed}")
 
 
@@ -71,8 +74,7 @@ def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple
     """The keys without effect by rules that no table of keys can state, as `unused` has them."""
     t, evaluator, recorder = config.trainer, config.evaluator, config.recorder
     # The start timeout also limits the making of the environment before the run.
-    of_any_actor = ["actor_manager.envs_per_actor", "actor_manager.start_timeout_s"]
-    of_any_actor += ["actor_manager.heartbeat_timeout_s"] if may_evaluate_beside(config) else []
+    of_any_actor = ("actor_manager.envs_per_actor", "actor_manager.start_timeout_s")
     of_films = ("evaluator.video_interval", "evaluator.max_episode_steps") if evaluator.video_interval else ()
     for key in typed:
         if key.partition(".")[0] == "actor_manager" and t.type == "sync" and key not in of_any_actor:

@@ -351,7 +351,7 @@ SAFE = {
     "buffer": {"beta_opt_steps", "device"},
     "trainer": {"max_opts", "max_env_steps", "max_time", "stop_return"}
     | {"eval_interval", "save_interval", "record_interval"},
-    "actor_manager": {"start_timeout_s", "heartbeat_timeout_s", "stop_timeout_s"},
+    "actor_manager": {"start_timeout_s", "heartbeat_timeout_s", "stop_timeout_s", "restarts"},
     "evaluator": None,
     "recorder": None,
     "checkpoint": None,

@@ -117,6 +117,8 @@ NO_EVALUATIONS = "trainer.eval_interval=null"
         ("trainer.ratio_tolerance", "trainer.opt_interval=null", SYNC),
         ("trainer.lockstep_steps", ASYNC, LOCKSTEP),
         ("actor_manager.restarts", SYNC, ASYNC),
+        ("actor_manager.restarts", SYNC, f"{SYNC} evaluator.type=process"),
+        ("actor_manager.restarts", LOCKSTEP, f"{LOCKSTEP} evaluator.type=process"),
         ("agent.epsilon_ladder", SYNC, f"{LOCKSTEP} {ASYNC}"),
         ("agent.lr_opt_steps", "", "agent.lr_schedule=linear"),
         ("actor_manager.restart_delay_s", "actor_manager.restarts=0", ""),
