@@ -60,23 +60,28 @@ class CheckpointManager:
             agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
         )
         self._written_blocks: dict[str, tuple[Path, store.FileEntry]] = {}
+        self._unwritten_best: Callable[[], object] | None = None
         self._failures = 0  # in a row
         self.saved_at = 0
 
     def save_best(self, model: ModelInfo, score: Evaluation, regular: Evaluation | None = None) -> None:
         """Replace best/ by this model. score, regular: see `contents.best_files`; regular: given when the run ends."""
         files = contents.best_files(self._model, model, score, regular)
-
-        def write() -> None:
-            store.write(self._dir, BEST, files, score.opt_steps)
-
+        self._unwritten_best = partial(store.write, self._dir, BEST, files, score.opt_steps)
         if regular is not None:
-            self._attempt(write, last=True)
+            self.save_unwritten_best()
             return
         try:
-            self._twice(write)
+            self._twice(self._unwritten_best)
+            self._unwritten_best = None
         except CheckpointIOError as e:
             _logger.warning("%s; the next best model, or the end of the run, replaces it", first_line(e))
+
+    def save_unwritten_best(self) -> None:
+        """At the end of a run: write the best model if that has failed so far. Raises CheckpointIOError."""
+        write, self._unwritten_best = self._unwritten_best, None
+        if write is not None:
+            self._attempt(write, last=True)
 
     def save(self, state: RunState, last: bool = False) -> None:
         """Write a checkpoint of this state. last: no save follows."""
@@ -85,7 +90,7 @@ class CheckpointManager:
             self.saved_at = int(state.loop["limiter"]["opt_steps"])
             self._telemetry.took("time/save_ms", monotonic() - began)
 
-    def _attempt(self, write: Callable[[], None], last: bool) -> bool:
+    def _attempt(self, write: Callable[[], object], last: bool) -> bool:
         """Write, and return whether that succeeded. Raises CheckpointIOError, see the class."""
         try:
             self._twice(write)
@@ -102,7 +107,7 @@ class CheckpointManager:
         self._failures = 0
         return True
 
-    def _twice(self, write: Callable[[], None]) -> None:
+    def _twice(self, write: Callable[[], object]) -> None:
         """Write, and once more if that fails."""
         began = monotonic()
         try:

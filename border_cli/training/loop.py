@@ -67,6 +67,7 @@ class TrainingLoop(ABC):
             run_all(
                 [
                     *self._shutdown(),
+                    self.parts.checkpoints.save_unwritten_best,
                     *([self._record] if self._started else []),
                     lambda: self.parts.telemetry.refresh(phase, len(self.parts.buffer), self.actors),
                 ]

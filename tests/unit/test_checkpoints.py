@@ -317,6 +317,17 @@ def test_an_unwritten_best_model_is_first_a_warning(failing: Make, caplog: pytes
     assert disk.written == ["step-000000001", "best"]
 
 
+def test_an_unwritten_best_model_is_written_at_the_end_of_a_run_that_confirms_none(failing: Make) -> None:
+    disk = failing(1, 2, 4, 5, 6, 7)
+    disk.save_best()
+    for _ in range(2):
+        disk.manager.save_unwritten_best()
+    assert disk.written == ["best"]
+    disk.save_best()
+    with pytest.raises(CheckpointIOError, match="it was the last save of the run"):
+        disk.manager.save_unwritten_best()
+
+
 def test_c7_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
     failing: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -94,6 +95,14 @@ def test_a_lost_actor_loses_credit_and_streams_after_its_last_rows_arrived() -> 
     loop.ingest()
     assert [call for call in parts.calls[4:] if call[0] != "grant"] == [("push", 1)]
     assert parts.calls[-1] == ("grant", 5, 4)
+
+
+def test_the_end_of_a_run_writes_a_best_model_that_could_not_be_written() -> None:
+    parts: Any = Components()
+    parts.source = parts.checkpoints = parts.view = parts.telemetry = MagicMock()
+    with parts.loop():
+        parts.checkpoints.save_unwritten_best.assert_not_called()
+    parts.checkpoints.save_unwritten_best.assert_called_once_with()
 
 
 def test_b1_rows_lost_before_the_first_opt_step_are_replaced() -> None:
