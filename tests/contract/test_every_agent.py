@@ -107,6 +107,8 @@ def test_the_schedule_scales_every_learning_rate(agent: str) -> None:
         changed.append(weights() != before)
         before = weights()
     assert changed == [True, True, False, False]
+    record = learner.take_record()
+    assert record is not None and record.values["agent/lr"] == 0.0
 
 
 @normalized

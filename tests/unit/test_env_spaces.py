@@ -104,6 +104,7 @@ def test_actions_of_an_integer_box_are_rounded_numbers() -> None:
     [
         (spaces.MultiDiscrete([3, 4]), 7, [1, 3]),
         (spaces.MultiDiscrete([[3], [4]], start=[[1], [-1]]), 0, [[1], [-1]]),
+        (spaces.MultiBinary(3), 6, [1, 1, 0]),
     ],
     ids=str,
 )

@@ -131,9 +131,6 @@ def test_the_gradient_of_quantile_huber_is_that_of_its_definition(kappa: float) 
     torch.autograd.gradcheck(lambda q: quantile_huber(q, target, tau, kappa), (quantiles,))
 
 
-# -- the range of the atoms ---------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("reward", "discount", "expected"),
     [

@@ -224,9 +224,6 @@ def test_single_frames_are_stacked_as_in_training_the_newest_last() -> None:
     assert policy.episodes == [0, 4]
 
 
-# -- finding ---------------------------------------------------------------
-
-
 FIRST, SECOND = "checkpoints/step-000000100", "checkpoints/step-000000200"
 
 
@@ -311,3 +308,10 @@ def refused(
 def test_errors_name_the_allowed(run: Path, name: str, checkpoint: str | int | None, message: str) -> None:
     (run.parent / "empty").mkdir()
     assert message.format(run=run) in refused((run / name).resolve(), checkpoint)
+
+
+def test_the_error_of_a_damaged_model_names_the_others_of_the_run(run: Path) -> None:
+    break_model(run / "best")
+    first, second = refused(run, "best").splitlines()
+    assert "/model.json does not verify" in first
+    assert second == f"allowed: {run / SECOND}, {run / FIRST}"
