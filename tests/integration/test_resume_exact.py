@@ -85,7 +85,7 @@ def test_g2_a_run_that_was_killed_is_resumed_to_the_same_bits(
     assert_same_bits(Run(killed.path), uninterrupted(mode))
 
 
-@pytest.mark.parametrize("mode", sampled(list(MODES)[1:], 2))
+@pytest.mark.parametrize("mode", MODES if FULL else ["sync"])
 def test_a_run_resumed_with_a_larger_budget_equals_one_with_that_budget_from_the_start(
     folder: Path, mode: str, uninterrupted: Uninterrupted
 ) -> None:

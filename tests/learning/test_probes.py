@@ -23,7 +23,7 @@ from tests.fakes import sampler_of
 from tests.faults.amounts import FULL, times
 
 GAMMA = 0.5
-OPT_STEPS = times(400, 2000)
+OPT_STEPS = times(600, 2000)
 pytestmark = pytest.mark.learning
 
 
