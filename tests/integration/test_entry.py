@@ -1,4 +1,4 @@
-"""Signals that arrive while Python still imports the command."""
+"""The command as a shell starts it: a whole run, and signals that arrive while Python still imports it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from border_cli.core.errors import ExitCode
 from tests.faults.processes import TIMEOUT_S, assert_session_ends
+from tests.real_runs import Run, tiny
 
 PROGRAM = """
 import os, signal, sys
@@ -86,6 +87,24 @@ def test_the_forkserver_starts_with_the_command_and_ends_with_it(
     output = started.communicate(timeout=TIMEOUT_S)[0]
     assert (started.returncode, output.splitlines()[-1]) == (code, early)
     assert_session_ends(started.pid)
+
+
+def test_a_run_of_the_installed_command(tmp_path: Path) -> None:
+    """With the real fork server, which tests/warm.py replaces in other tests: two actors, and evaluations in a process."""
+    words = tiny("n_actors=2", "evaluator=process", "trainer.max_opts=100", "trainer.eval_interval=50")
+    started = subprocess.Popen(
+        [Path(sys.executable).with_name("border-train"), *words, "hydra.run.dir=run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=tmp_path,
+    )
+    _, errors = started.communicate(timeout=TIMEOUT_S)
+    assert (started.returncode, errors) == (0, "")
+    assert_session_ends(started.pid)
+    summary = Run(tmp_path / "run").summary
+    assert (summary["status"], len(summary["actors"]), summary["counters"]["opt_steps"]) == ("done", 2, 100)
 
 
 def run_with_signal(
