@@ -36,7 +36,7 @@ eval: install
 # test: what a contributor runs before each commit. A process takes whole files: the tests of a file share what they have
 # compiled or trained.
 test: check
-	$(BIN)/python -m pytest tests/unit tests/contract tests/integration tests/faults tests/learning -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/contract tests/integration tests/faults tests/learning -n 2 --dist loadfile $(ARGS)
 
 # check: what a machine can say about the code without running it
 check: dev

@@ -26,15 +26,15 @@ PAUSE_S = 0.03
 """Between two looks at files or processes of a command."""
 
 
-def processes(parent: int | None = None, session: int | None = None) -> list[int]:
-    """Return the living processes with this parent, or of this session."""
+def processes(*parents: int | None, session: int | None = None) -> list[int]:
+    """Return the living processes with one of these parents, or of this session."""
     results = []
-    for entry in Path("/proc").iterdir():
+    for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                alive = fields[0] not in ("Z", "X")
-                if alive and (int(fields[1]) == parent or int(fields[3]) == session):
+            with contextlib.suppress(OSError), Path(f"/proc/{entry.name}/stat").open("rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+                alive = fields[0] not in (b"Z", b"X")
+                if alive and (int(fields[1]) in parents or int(fields[3]) == session):
                     results.append(int(entry.name))
     return results
 
@@ -98,7 +98,7 @@ def _held() -> tuple[set[int | str], int]:
     """Return child processes, named memory and the number of descriptors, without those of the forkserver."""
     tracking: Any = tracker._resource_tracker
     helpers = {forkserver.forkserver_pid(), warm.warm_pid(), tracking._pid}
-    children = {*processes(parent=os.getpid()), *processes(parent=forkserver.forkserver_pid())}
+    children = set(processes(os.getpid(), forkserver.forkserver_pid()))
     ours = {os.getpid(), *children, *helpers} - {None}
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     descriptors -= sum(pid is not None for pid in (forkserver.forkserver_pid(), tracking._fd))

@@ -85,7 +85,7 @@ def test_c6_a_failing_last_save_fails_the_run_and_leaves_no_actor(workplace: Pat
     with full_disk(INTERVAL + 1):
         run = run_until(INTERVAL + 5, ExitCode.CHECKPOINT_IO, "n_actors=1", "trainer.lockstep=true")
     assert (parent := forkserver.forkserver_pid()) is not None
-    assert processes(parent=parent) == []  # immediately, not some time later
+    assert processes(parent) == []  # immediately, not some time later
     assert "it was the last save of the run" in run.summary["error"]
     assert_saved(run, [INTERVAL])
     assert [actor["state"] for actor in run.summary["actors"]] == ["done"]

@@ -99,8 +99,8 @@ def test_jobs_in_this_process_leave_nothing_and_those_that_fail_do_not_stop_the_
         root, package = logging.getLogger(), logging.getLogger("border_cli")
         seen.append(
             {
-                "actors": processes(parent=forkserver.forkserver_pid()),
-                "children": processes(parent=os.getpid()),
+                "actors": processes(forkserver.forkserver_pid()),
+                "children": processes(os.getpid()),
                 "known": set(multiprocessing.active_children()),
                 "descriptors": len(list(Path("/proc/self/fd").iterdir())),
                 "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
