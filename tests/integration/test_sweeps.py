@@ -15,11 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
 
 from border_cli.cli import start
 from border_cli.cli.sweep_run import SweepRun, SweepSettings
 from border_cli.cli.train import main
+from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode, Interrupted, ResourceError
 from border_cli.display.output import output
 from border_cli.run.directory import Launch
@@ -258,3 +261,25 @@ def test_the_preset_of_a_sweep_with_files_of_the_user_is_used_with_them(
     assert "'hydra.searchpath=[runs/sweeps/" in best
     with_preset = train(*shlex.split(best)[1:], "trainer=sync", "trainer.max_env_steps=100")
     assert with_preset.config.agent.gamma == 0.5
+
+
+def test_after_a_job_of_a_launcher_was_stopped_its_process_begins_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start, "stopped_by", None)
+    began: list[str] = []
+
+    def stopped(*args: object) -> None:
+        began.append("job")
+        raise Interrupted(ExitCode.SIGINT)
+
+    monkeypatch.setattr(start, "start_run", stopped)
+    monkeypatch.setattr(start, "check_composed", lambda *args: TrainConfig())
+    state = SimpleNamespace(
+        overrides=SimpleNamespace(task=["seed=1"]),
+        runtime=SimpleNamespace(output_dir="nowhere", choices={}),
+    )
+    monkeypatch.setattr(HydraConfig, "get", lambda: state)
+    for _ in range(2):
+        assert start.train_job([], [], OmegaConf.create()).code == 130
+    assert began == ["job"]

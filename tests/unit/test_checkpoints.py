@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,6 +190,26 @@ def test_a_checkpoint_replaced_meanwhile_is_read_again(
 
     monkeypatch.setattr(store, "open_plain", replace_first)
     assert store.verify(tmp_path / "best").opt_steps == 2
+
+
+def test_a_crash_between_two_renames_hides_no_checkpoint_and_the_next_save_tidies_up(tmp_path: Path) -> None:
+    path = tmp_path / store.step_name(5)
+    store.write(tmp_path, path.name, FILES, 5)
+    path.rename(store.aside(path))
+    assert store.newest_valid(tmp_path) == path
+    assert store.read(path)[1] == FILES
+    store.write(tmp_path, path.name, FILES, 5)
+    shutil.copytree(path, store.aside(path))  # a crash after the second rename
+    store.write(tmp_path, path.name, FILES, 5)
+    assert names(tmp_path) == [path.name]
+
+
+def test_a_checkpoint_with_the_opt_steps_of_another_is_refused(tmp_path: Path) -> None:
+    """The name of the folder and the manifest's count are what no checksum covers."""
+    store.write(tmp_path, store.step_name(5), FILES, 5)
+    path = (tmp_path / store.step_name(5)).rename(tmp_path / store.step_name(8))
+    with pytest.raises(store.InvalidCheckpointError, match="of opt step 5, and its directory is not"):
+        store.read(path)
 
 
 def test_a_checkpoint_is_read_back_completely(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -165,6 +166,14 @@ def test_a_word_that_a_shell_has_split_is_to_be_quoted(argv, hint):
         overrides.parse_overrides(argv)
     last = str(refusal.value).splitlines()[-1]
     assert last.endswith(hint) if hint else "quote" not in last
+
+
+def test_an_optimised_interpreter_is_refused():
+    path = Path(overrides.__file__)
+    names = {"__name__": overrides.__name__}
+    exec(compile(path.read_text("utf-8"), path, "exec", optimize=1), names)
+    with pytest.raises(UsageError, match="Python's -O removes what reads the arguments"):
+        names["parse_overrides"](["seed=1"])
 
 
 def test_every_choice_of_a_sweep_is_checked():

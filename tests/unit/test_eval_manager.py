@@ -88,6 +88,7 @@ class Setup:
         answers: float = 0.0,
         max_time: float | None = None,
         confirm: bool = False,
+        eval_interval: int | None = 10,
     ) -> None:
         self.saved: list[tuple[ModelInfo, Evaluation, Evaluation | None]] = []
         self.notes: list[str] = []
@@ -109,7 +110,7 @@ class Setup:
             recorder=SimpleNamespace(write=self.records.append),
             should_stop=lambda: self.stopping,
         )
-        config = TrainerConfig(eval_interval=10, stop_return=stop_return, max_time=max_time)
+        config = TrainerConfig(eval_interval=eval_interval, stop_return=stop_return, max_time=max_time)
         self.manager = EvalManager(config, parts, self.tick, reproducible)
 
     def submit(self, *opt_steps: int) -> None:
@@ -181,6 +182,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 places = pytest.mark.parametrize("concurrent", [False, True], ids=["inline", "beside"])
+
+
+@pytest.mark.parametrize(("eval_interval", "polls"), [(10, 1), (None, 0)])
+def test_a_run_without_evaluations_never_needs_the_environments_of_its_evaluator(
+    eval_interval: int | None, polls: int
+) -> None:
+    setup = Setup({}, eval_interval=eval_interval)
+    setup.manager.poll()
+    assert setup.evaluator.polls == polls
 
 
 def test_c11_a_nan_or_equal_score_is_never_the_best_before_a_resume_or_after_it() -> None:

@@ -90,6 +90,18 @@ def test_a_stream_that_is_no_file_is_written_to_as_it_is() -> None:
     assert cell.getvalue() == "said\n"
 
 
+def test_a_forked_process_has_no_thread_and_writes_by_itself(pipe: tuple[IO[bytes], IO[str]]) -> None:
+    out, target = pipe
+    console = Output(target, io.StringIO())
+    if (pid := os.fork()) == 0:
+        print("from the child", file=console.stdout, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    console.close()
+    target.close()
+    assert out.read() == b"from the child\n"
+
+
 class Terminal:
     """A pseudo-terminal, and an Output on it."""
 

@@ -12,6 +12,8 @@ import pytest
 from border_cli.actors import ray_actors
 from border_cli.actors.ray_actors import Orders, RayChild, RayLink, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import ActorState, Rounds, StatusBlock
+from border_cli.config.resolve import ratio_tolerance
+from border_cli.config.schema import RayConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.types import Chunk, empty_items
 from border_cli.runtime import ray_cluster
@@ -199,6 +201,22 @@ def test_the_times_of_an_actor_are_those_of_all_its_incarnations() -> None:
     store.answers[1] = reply()
     assert list(child.receive()) == []
     assert (block[0].first_step_ns, block[0].blocked_ns, block[0].dropped) == (1, 3_500_000_000, 7)
+
+
+def test_the_room_of_a_cluster_is_not_lost_to_rounding() -> None:
+    cluster = ray_cluster.Cluster.__new__(ray_cluster.Cluster)
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 1.0, "GPU": 3.0}},
+        {"Alive": False, "Resources": {"CPU": 9.0}},
+    ]
+    cluster.ray = SimpleNamespace(nodes=lambda: nodes)
+    assert [cluster.capacity({"CPU": need}) for need in (0.1, 0.3, 1, 2)] == [10, 3, 1, 0]
+    assert cluster.capacity({"CPU": 0.1, "GPU": 1.0, "sim": 0}) == 3
+
+
+def test_on_a_cluster_each_actor_has_credit_for_a_whole_chunk() -> None:
+    config = TrainConfig(actor_manager=RayConfig(n_buffer=256), n_actors=8)
+    assert ratio_tolerance(config) == 8 * 256
 
 
 def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,16 @@ def test_b1_rows_lost_before_the_first_opt_step_are_replaced() -> None:
     assert sum(parts.limiter.credits) == 9 + 5
 
 
+def test_collected_experience_counts_even_if_it_cannot_be_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The actors count it too, and a saved state must have the same counts."""
+    parts = Components()
+    monkeypatch.setattr(parts, "push", MagicMock(side_effect=MemoryError))
+    parts.arrived = [chunk(0), chunk(1), chunk(1)]
+    with pytest.raises(MemoryError):
+        parts.loop().insert()
+    assert parts.limiter.env_steps == 3
+
+
 @pytest.mark.parametrize(("counts_first", "opt_steps"), [(False, 1), (True, 2)])
 def test_an_opt_step_that_raises_counts_if_the_agent_counted_it(counts_first: bool, opt_steps: int) -> None:
     class Agent:
