@@ -178,14 +178,16 @@ class Composer:
             chosen = merged.hydra.runtime.choices
             config = check_composed(merged, chosen, typed, self.choices("preset"))
         except UsageError as e:
-            key = str(e).partition(":")[0]
+            key = re.split(r"[^\w.]", str(e), maxsplit=1)[0]
             folders = [f.removeprefix("file://") for f in (self._config_dir, *self._folders) if f]
             files = [
                 Path(folder, group, f"{name}.yaml") for folder in folders for group, name in chosen.items()
             ]
             files = [file for file in files if file.is_file() and str(file) not in str(e)]
             of_group = [file for file in files if key.partition(".")[0] == file.parent.name]
-            if files and (key not in typed or key in GROUPS):  # the mistake is in one of the user's files
+            if key in typed:  # the mistake was typed, or it is in the file of a typed group
+                files = of_group if key in GROUPS else []
+            if files:
                 add_note(e, f"in {' or '.join(map(str, of_group or files))}")
             raise
         run_dir = Path(_folder(merged, config, "hydra.run.dir")) if "hydra.run.dir" in typed else None

@@ -277,10 +277,19 @@ def test_a_mistake_in_a_users_file_names_the_file(text, fragments, tmp_path):
     assert said.count("mine.yaml") == 1
 
 
-def test_a_mistake_that_was_typed_names_no_file(tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("env.max_episode_steps=many",),
+        ("n_actors=3", "trainer=sync"),
+        ("actor_manager.restart_delay_s=2", "actor_manager.restarts=0"),
+        ("agent=nope",),
+    ],
+)
+def test_a_mistake_that_was_typed_names_no_file(words, tmp_path):
     write(tmp_path / "env" / "mine.yaml", "id: Acrobot-v1\n")
     with pytest.raises(UsageError) as refusal:
-        composed("env=mine", "env.max_episode_steps=many", config_dir=str(tmp_path))
+        composed("env=mine", *words, config_dir=str(tmp_path))
     assert not notes(refusal.value)
 
 
