@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
         return
     located, saved = find_model(paths, flags.checkpoint, flags.trust)
     if flags.video:
-        from border_cli.training.films import import_av
+        from border_cli.training.videos import import_av
 
         import_av()  # its absence should not be noticed after the episodes
     named = typed_names(overrides)
@@ -276,7 +276,7 @@ def _film(flags: Namespace, saved: SavedModel, config: EnvConfig, policy: Acting
 
     Where the policy or the environment draws random numbers, an episode may differ from that of the evaluation.
     """
-    from border_cli.training.films import film_episode
+    from border_cli.training.videos import film_episode
 
     with StopFlag() as stop, closing(_make_env(config, 1, "rgb_array")) as env:
         for episode in range(min(flags.video, flags.episodes)):

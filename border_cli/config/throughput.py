@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from border_cli.config.resolve import counts, envs_per_actor, is_reproducible, n_actors, reopen, threads
-from border_cli.config.resources import actor_processes
+from border_cli.config.resource_checks import actor_processes
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import is_valid
 

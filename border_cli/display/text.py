@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from border_cli.config import presets, resolve, resources, throughput
+from border_cli.config import presets, resolve, resource_checks, throughput
 from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.resolve import envs_per_actor, is_reproducible, n_actors, reopen
-from border_cli.config.resources import Sizes
+from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import GROUPS, BufferConfig, TrainConfig
 from border_cli.config.throughput import Measured
 from border_cli.core import format
@@ -130,7 +130,7 @@ def banner(
         preset = f"{preset}; {n}, which --cfg job shows"
     kept = "not part of checkpoints" if config.checkpoint.replay == "none" else "part of each checkpoint"
     rows_of = format.counted(config.buffer.capacity, "row")
-    processes, threads = resources.processes(config), resources.compute_threads(config)
+    processes, threads = resource_checks.processes(config), resource_checks.compute_threads(config)
     acting, envs = config.trainer.type, format.counted(envs_per_actor(config), "environment")
     if acting == "sync":
         acting += f" with {envs}"
@@ -274,10 +274,10 @@ def print_plan(console: Console, config: TrainConfig, sizes: Sizes, measured: Me
         "checkpoints written": counts.checkpoints,
     }.items():
         run[what] = "known at the end" if n is None else f"{most}{format.count(n)}"
-    run["processes"] = format.count(resources.processes(config))
-    run["compute threads"] = f"{resources.compute_threads(config)} on {format.counted(cpus, 'CPU')}"
-    memory = _with_sum(resources.memory_need(config, sizes)) | {"free": machine.available_memory()}
-    disk = _with_sum(resources.disk_need(config, sizes, config.checkpoint.replay == "full"))
+    run["processes"] = format.count(resource_checks.processes(config))
+    run["compute threads"] = f"{resource_checks.compute_threads(config)} on {format.counted(cpus, 'CPU')}"
+    memory = _with_sum(resource_checks.memory_need(config, sizes)) | {"free": machine.available_memory()}
+    disk = _with_sum(resource_checks.disk_need(config, sizes, config.checkpoint.replay == "full"))
     disk |= {"free": machine.free_disk(folder), "one checkpoint": sizes.fixed}
     disk["one with a full replay"] = sizes.fixed + sizes.replay
     tables = [_two_columns("run", run)]

@@ -21,7 +21,7 @@ from border_cli.config.resolve import (
     ratio_tolerance,
     trackers,
 )
-from border_cli.config.resources import cores_for_actors
+from border_cli.config.resource_checks import cores_for_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import up_to
 from border_cli.core.progress import Progress, View
@@ -45,14 +45,14 @@ from border_cli.run.summary import Resumed, RunFiles
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s
 from border_cli.runtime.stopping import StopFlag
-from border_cli.training.best_model import EvalSeeds
 from border_cli.training.checkpointer import CheckpointManager
+from border_cli.training.choose_best import EvalSeeds
 from border_cli.training.components import Components
 from border_cli.training.evaluators import EvaluatorSpec, InlineEvaluator, ProcessEvaluator
-from border_cli.training.films import Films
 from border_cli.training.loop import AsyncTrainer, LockstepTrainer, SyncTrainer, TrainingLoop
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import LONGEST_EPISODE, Telemetry
+from border_cli.training.videos import Films
 
 _logger = logging.getLogger(__name__)
 

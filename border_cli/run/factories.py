@@ -21,7 +21,7 @@ from border_cli.config.resolve import (
     ratio_tolerance,
     steps_natively,
 )
-from border_cli.config.resources import Sizes
+from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer, StepProcessor
@@ -252,7 +252,7 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path, keep: int) -> 
 
 def film_model(c: TrainConfig, spec: EnvSpec, model: ModelInfo, path: Path) -> None:
     """Film an episode of a model, in a process of its own."""
-    from border_cli.training.films import film_episode
+    from border_cli.training.videos import film_episode
 
     import_plugins(c.plugins)
     seeding.seed_global_generators(c.seed, seeding.GLOBAL, 3, model.version)

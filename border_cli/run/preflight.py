@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from border_cli.checkpoints.contents import read_model
-from border_cli.config import resources, throughput
+from border_cli.config import resource_checks, throughput
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_path, import_paths
 from border_cli.config.resolve import (
@@ -93,25 +93,25 @@ def preflight(
         config, reason = throughput.decide(config, measured, machine.cpus())
     resolved = resolve(
         config,
-        replay_fits=sum(resources.disk_need(config, sizes, True).values()) <= machine.free_disk(folder),
+        replay_fits=sum(resource_checks.disk_need(config, sizes, True).values()) <= machine.free_disk(folder),
         screen=is_live(Console()),
         init_from=config.init_from if weights is None else resolved_init_from(config, spec, weights),
         cpus=machine.cpus(),
         replay_on_gpu=_replay_on_gpu(config, sizes.replay),
     )
-    resources.check_memory(resolved, sizes)
+    resource_checks.check_memory(resolved, sizes)
     if not resuming:  # the run has most of what it needs already
-        resources.check_disk(resolved, sizes, folder)
+        resource_checks.check_disk(resolved, sizes, folder)
     return resolved, spec, reason
 
 
 def _check_machine(config: TrainConfig, folder: Path) -> None:
     """Check the folder, and descriptors and processes for the largest number of actors that `auto` may become."""
     with writing(folder):
-        resources.check_folder(folder)
+        resource_checks.check_folder(folder)
     largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
-    resources.check_descriptors(largest)
-    resources.check_tasks(largest)
+    resource_checks.check_descriptors(largest)
+    resource_checks.check_tasks(largest)
 
 
 def _check_imports(config: TrainConfig) -> None:

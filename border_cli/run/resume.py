@@ -39,7 +39,7 @@ from border_cli.core.errors import (
 from border_cli.core.spaces import EnvSpec
 from border_cli.run.directory import CONFIG_FILE, check_plain, locked, read_config
 from border_cli.run.summary import SUMMARY_FILE, Resumed, read_or_empty
-from border_cli.training.best_model import Candidate
+from border_cli.training.choose_best import Candidate
 
 DONE = "done"
 

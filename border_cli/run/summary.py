@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from border_cli.checkpoints.contents import BEST
 from border_cli.checkpoints.store import InvalidCheckpointError
-from border_cli.config import resources
+from border_cli.config import resource_checks
 from border_cli.config.convert import to_plain
 from border_cli.config.resolve import Change, is_reproducible
 from border_cli.config.schema import TrainConfig
@@ -32,7 +32,7 @@ from border_cli.display.views import advice
 from border_cli.run.directory import REPORTED, Launch, typed, write_config
 from border_cli.runtime.files import open_plain, replace_file
 from border_cli.runtime.stopping import StopFlag
-from border_cli.training.best_model import Candidate
+from border_cli.training.choose_best import Candidate
 
 if TYPE_CHECKING:
     from border_cli.training.loop import TrainingLoop
@@ -325,7 +325,7 @@ class RunFiles:
             actors=tuple(loop.actors),
             actors_blocked=actors_blocked,
             learner_blocked=learner_blocked,
-            bound=advice(whole, resources.cores_for_actors(self._config)),
+            bound=advice(whole, resource_checks.cores_for_actors(self._config)),
             expected=_expected(self._config, None if best is None else best.mean, limiter.env_steps),
             exact=self._exact(),
             dropped={

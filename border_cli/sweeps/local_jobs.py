@@ -11,9 +11,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from border_cli.config import registry, resources, throughput
+from border_cli.config import registry, resource_checks, throughput
 from border_cli.config.resolve import envs_per_actor, n_actors, threads
-from border_cli.config.resources import MEMORY_SHARE
+from border_cli.config.resource_checks import MEMORY_SHARE
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ExitCode
 from border_cli.core.format import counted, number, size
@@ -218,7 +218,7 @@ def measure_need(config: TrainConfig, folder: Path, overrides: Collection[str], 
             measured = probes.measure(config, spec, [envs_per_actor(config)], probes.AUTO_S, stop)
             alone = n_actors(config) + threads(config)
             busy = throughput.predict(config, measured, cpus=alone).busy_cpus
-    memory = sum(resources.memory_need(config, factories.sizes(config, spec)).values()) + IMPORT_BYTES
+    memory = sum(resource_checks.memory_need(config, factories.sizes(config, spec)).values()) + IMPORT_BYTES
     return Need(busy, memory)
 
 

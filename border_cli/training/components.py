@@ -15,10 +15,10 @@ from border_cli.core.protocols import (
     ReplayBuffer,
 )
 from border_cli.core.state import RunState, State, check_like, number
-from border_cli.training.best_model import Candidate
-from border_cli.training.evaluation import EvalManager, EvaluationParts
-from border_cli.training.films import Films
+from border_cli.training.choose_best import Candidate
+from border_cli.training.eval_manager import EvalManager, EvaluationParts
 from border_cli.training.ratio_limiter import RatioLimiter
+from border_cli.training.videos import Films
 
 STAGES = ("publish", "evaluate", "film", "record", "save")
 """What the loop does at intervals of opt steps, in this order."""

@@ -19,9 +19,9 @@ from border_cli.core.metrics import Record
 from border_cli.core.state import RunState
 from border_cli.core.types import ActorStat
 from border_cli.runtime.stopping import Backoff, run_all
-from border_cli.training.best_model import Candidate
+from border_cli.training.choose_best import Candidate
 from border_cli.training.components import Components, LoopState, load_state, take_state
-from border_cli.training.evaluation import EvalManager
+from border_cli.training.eval_manager import EvalManager
 
 _logger = logging.getLogger(__name__)
 _COLLECT_INTERVAL_S = 0.02

@@ -39,7 +39,7 @@ def test_i7_a_token_in_the_environment_is_in_no_file_of_the_run(
             token = TOKEN  # a local variable in the traceback
             raise RuntimeError(f"a defect of {len(token)}")
 
-        monkeypatch.setattr("border_cli.training.evaluation.EvalManager.submit", fail)
+        monkeypatch.setattr("border_cli.training.eval_manager.EvalManager.submit", fail)
     assert main(tiny(*SHORT, env, *trainer.split())) == code
     run = Run(Path("runs/latest").resolve())
     files = {path: path.read_bytes() for path in workplace.rglob("*") if path.is_file()}

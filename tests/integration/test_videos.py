@@ -13,7 +13,7 @@ import pytest
 from border_cli.cli.eval import main
 from border_cli.core.spaces import Array
 from border_cli.core.types import ModelInfo
-from border_cli.training.films import Films
+from border_cli.training.videos import Films
 from tests.faults.amounts import sampled
 from tests.faults.processes import wait_until
 from tests.real_runs import train

@@ -1,6 +1,6 @@
 """EvalManager: the best model, stop_return, waiting models, and when a result takes effect.
 
-The rule that decides which model is the best has its own tests (test_best_model.py). Here a scripted evaluator gives the
+The rule that decides which model is the best has its own tests (test_choose_best.py). Here a scripted evaluator gives the
 model of each opt step its regular and its fresh score, when the test lets it.
 """
 
@@ -22,8 +22,8 @@ from border_cli.core.progress import Progress
 from border_cli.core.state import State
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime import seeding
-from border_cli.training.best_model import Candidate, EvalSeeds
-from border_cli.training.evaluation import EvalManager
+from border_cli.training.choose_best import Candidate, EvalSeeds
+from border_cli.training.eval_manager import EvalManager
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 
@@ -170,7 +170,7 @@ class FakeClock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(Telemetry, "seconds", property(lambda _: self.now))
-        monkeypatch.setattr("border_cli.training.evaluation.monotonic", lambda: self.now)
+        monkeypatch.setattr("border_cli.training.eval_manager.monotonic", lambda: self.now)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config import resources
-from border_cli.config.resources import Sizes
+from border_cli.config import resource_checks
+from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import (
     ActorManagerConfig,
     CheckpointConfig,
@@ -157,34 +157,34 @@ def plan_of(n_actors: int = 4, threads: int = 1, keep: int = 3, **trainer: objec
 
 
 def test_memory() -> None:
-    assert resources.memory_need(plan_of(n_actors=4), SIZES) == {
+    assert resource_checks.memory_need(plan_of(n_actors=4), SIZES) == {
         "replay": 1_000_000,
-        "learner": resources.LEARNER_BYTES + 4_800,
+        "learner": resource_checks.LEARNER_BYTES + 4_800,
         "rings": 8_000,
         "model channel": 300,
-        "actors": 4 * resources.ACTOR_BYTES + 6_400,
+        "actors": 4 * resource_checks.ACTOR_BYTES + 6_400,
     }
     sync = plan_of(n_actors=1, type="sync")
-    assert set(resources.memory_need(sync, SIZES)) == {"replay", "learner"}
+    assert set(resource_checks.memory_need(sync, SIZES)) == {"replay", "learner"}
     sync.recorder.wandb = "offline"
-    assert resources.memory_need(sync, SIZES)["recorders"] == resources.RECORDER_BYTES
+    assert resource_checks.memory_need(sync, SIZES)["recorders"] == resource_checks.RECORDER_BYTES
 
 
 def test_disk() -> None:
     """keep=3 checkpoints and the one being written, of which two share no block of the replay."""
-    single = 2_000 + resources.JSON_BYTES
+    single = 2_000 + resource_checks.JSON_BYTES
     many = plan_of(max_opts=1_000, save_interval=100, eval_interval=None)
-    assert resources.disk_need(many, SIZES, True) == {
+    assert resource_checks.disk_need(many, SIZES, True) == {
         "checkpoints": 4 * single,
         "replay in them": 2 * 1_000_000,
     }
     alone = plan_of(max_opts=50, save_interval=100)
-    assert resources.disk_need(alone, SIZES, True) == {
+    assert resource_checks.disk_need(alone, SIZES, True) == {
         "checkpoints": single,
         "replay in them": 1_000_000,
-        "best model": 2 * (400 + resources.JSON_BYTES),
+        "best model": 2 * (400 + resource_checks.JSON_BYTES),
     }
-    assert resources.disk_need(plan_of(max_time=60.0), SIZES, False)["checkpoints"] == 4 * single
+    assert resource_checks.disk_need(plan_of(max_time=60.0), SIZES, False)["checkpoints"] == 4 * single
 
 
 SYNC = {"n_actors": 1, "type": "sync", "max_opts": 500}

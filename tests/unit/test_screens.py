@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config.resources import Sizes
+from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.config.throughput import Measured
 from border_cli.core import format

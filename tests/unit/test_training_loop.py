@@ -14,7 +14,7 @@ from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.progress import Progress
 from border_cli.core.types import ActorStat, Chunk, Items, empty_items
 from border_cli.training import telemetry as metrics
-from border_cli.training.best_model import EvalSeeds
+from border_cli.training.choose_best import EvalSeeds
 from border_cli.training.loop import AsyncTrainer, SyncTrainer
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry

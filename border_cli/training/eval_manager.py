@@ -1,6 +1,6 @@
 """Evaluates models while a run trains, keeps the best ones, and finds out whether the run may end early.
 
-`best_model` has the rules. `EvalManager` runs the evaluations that they need, and applies the results in the order of
+`choose_best` has the rules. `EvalManager` runs the evaluations that they need, and applies the results in the order of
 the opt steps.
 """
 
@@ -24,7 +24,8 @@ from border_cli.core.state import State, check_like, section_arrays
 from border_cli.core.state import joined as joined_states
 from border_cli.core.types import Evaluation, ModelInfo
 from border_cli.runtime.stopping import Backoff
-from border_cli.training.best_model import (
+from border_cli.training.checkpointer import CheckpointManager
+from border_cli.training.choose_best import (
     Candidate,
     EvalSeeds,
     choose,
@@ -33,7 +34,6 @@ from border_cli.training.best_model import (
     least_mean,
     with_candidate,
 )
-from border_cli.training.checkpointer import CheckpointManager
 from border_cli.training.telemetry import Telemetry
 
 _MAX_JOBS = 2

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.config import resources
+from border_cli.config import resource_checks
 from border_cli.config.registry import BUFFERS
-from border_cli.config.resources import Sizes
+from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig, TrainerConfig
 from border_cli.core.errors import ResourceError
 from border_cli.core.format import size
@@ -184,43 +184,46 @@ def test_b5_too_little_memory_names_the_largest_part_and_what_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     c = config(max_env_steps=None, max_opts=10**6)
-    others = sum(resources.memory_need(c, SIZES).values()) - SIZES.replay
+    others = sum(resource_checks.memory_need(c, SIZES).values()) - SIZES.replay
     free = (others + SIZES.replay // 2) / 0.9
     monkeypatch.setattr(machine, "available_memory", lambda: int(free) + 1)
     with pytest.raises(ResourceError) as caught:
-        resources.check_memory(c, SIZES)
+        resource_checks.check_memory(c, SIZES)
     _, parts, nearest = str(caught.value).splitlines()
     assert "replay 953.7 MiB" in parts and "rings 1.9 MiB" in parts and "learner" in parts
     assert nearest == "nearest: buffer.capacity=450000"
     # It still fits when a little less memory is free than the message was computed for.
     monkeypatch.setattr(machine, "available_memory", lambda: int(0.96 * free))
     smaller = replace(c, buffer=BufferConfig(capacity=450_000))
-    resources.check_memory(smaller, replace(SIZES, replay=SIZES.replay * 45 // 100))
+    resource_checks.check_memory(smaller, replace(SIZES, replay=SIZES.replay * 45 // 100))
     monkeypatch.setattr(machine, "available_memory", lambda: 1_000_000)  # too little for any replay
     with pytest.raises(ResourceError, match=r"a smaller n_actors, and then a smaller buffer"):
-        resources.check_memory(c, SIZES)
+        resource_checks.check_memory(c, SIZES)
 
 
 def test_rows_that_the_budget_cannot_fill_need_no_memory() -> None:
     """Every env step is a row, and the end of each episode is another one. The kernel gives no memory before it is used."""
-    need = [resources.memory_need(config(max_env_steps=n), SIZES)["replay"] for n in (3000, 400_000, 600_000)]
+    need = [
+        resource_checks.memory_need(config(max_env_steps=n), SIZES)["replay"]
+        for n in (3000, 400_000, 600_000)
+    ]
     assert need == [SIZES.replay * 6000 // 10**6, SIZES.replay * 8 // 10, SIZES.replay]
     whole = replace(SIZES, replay=10 * GIB)  # more than the kernel lets a program ask for
-    assert resources.memory_need(config(max_env_steps=3000), whole)["replay"] == 10 * GIB
+    assert resource_checks.memory_need(config(max_env_steps=3000), whole)["replay"] == 10 * GIB
     on_gpu = replace(config(), buffer=BufferConfig(capacity=1_000_000, device="cuda"))
-    assert "replay" not in resources.memory_need(on_gpu, SIZES)
+    assert "replay" not in resource_checks.memory_need(on_gpu, SIZES)
 
 
 def test_the_error_of_a_full_disk_names_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full, none = config(), config()
     full.checkpoint.replay, none.checkpoint.replay = "full", "none"
-    need = sum(resources.disk_need(full, SIZES, True).values())
+    need = sum(resource_checks.disk_need(full, SIZES, True).values())
     monkeypatch.setattr(machine, "free_disk", lambda path: need)
-    resources.check_disk(full, SIZES, tmp_path)
+    resource_checks.check_disk(full, SIZES, tmp_path)
     monkeypatch.setattr(machine, "free_disk", lambda path: need - 1)
-    resources.check_disk(none, SIZES, tmp_path)
+    resource_checks.check_disk(none, SIZES, tmp_path)
     with pytest.raises(ResourceError) as caught:
-        resources.check_disk(full, SIZES, tmp_path)
+        resource_checks.check_disk(full, SIZES, tmp_path)
     assert f"{size(need)} of disk, and {size(need - 1)} are free" in str(caught.value)
     assert "checkpoint.keep=3" in str(caught.value)
 
@@ -239,25 +242,25 @@ def test_f4_a_soft_limit_of_descriptors_is_raised_a_hard_one_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     c = config(n_actors=32)
-    need = resources.descriptors_need(c)
+    need = resource_checks.descriptors_need(c)
     for soft, raised in ((need + 1, need + 1), (need - 10, need)):
         with limited(soft):
-            resources.check_descriptors(c)
+            resource_checks.check_descriptors(c)
             assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == raised
     monkeypatch.setattr(resource, "getrlimit", lambda which: (32, need - 1))
     with pytest.raises(
         ResourceError, match=rf"n_actors=32 needs {need} file descriptors.*\n.*`ulimit -n {need}`"
     ):
-        resources.check_descriptors(c)
+        resource_checks.check_descriptors(c)
 
 
 def test_f4_too_few_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     c = config(n_actors=8)
-    need = resources.tasks_need(c, machine.cpus())
+    need = resource_checks.tasks_need(c, machine.cpus())
     monkeypatch.setattr(machine, "free_tasks", lambda: need)
-    resources.check_tasks(c)
+    resource_checks.check_tasks(c)
     monkeypatch.setattr(machine, "free_tasks", lambda: need - 1)
     with pytest.raises(
         ResourceError, match=f"n_actors=8 needs {need} processes and threads, and {need - 1} more"
     ):
-        resources.check_tasks(c)
+        resource_checks.check_tasks(c)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.training.best_model import CANDIDATES, Candidate, choose, least_mean, with_candidate
+from border_cli.training.choose_best import CANDIDATES, Candidate, choose, least_mean, with_candidate
 
 
 def evaluation(opt_steps: int, *returns: float) -> Evaluation:
