@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bench.report import markdown, number
 from border_cli.core.types import Evaluation, ModelInfo
-from border_cli.training.best_model import Candidate, choose, fresh_rounds, with_candidate
+from border_cli.training.choose_best import Candidate, choose, fresh_rounds, with_candidate
 
 POLICIES = 100
 EPISODES = 20
@@ -98,7 +98,7 @@ class Choice:
 
 
 def candidates_rule(policies: Policies) -> Choice:
-    """The rule of `border_cli.training.best_model`."""
+    """The rule of `border_cli.training.choose_best`."""
     candidates: list[Candidate] = []
     for policy in range(POLICIES):
         regular = _evaluation(policy, policies.play_regular(policy))

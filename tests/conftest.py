@@ -1,4 +1,7 @@
-"""Fixtures for tests that start processes, and the audit of every test that shows a row of the fault table."""
+"""Fixtures for tests that start processes, and the audit of every test that shows a row of the fault table.
+
+What imports torch is imported where it is used: the main process of pytest-xdist runs no test.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,7 @@ import pytest
 
 from border_cli.runtime import forkserver
 from tests import warm
-from tests.fakes import LIGHT_PRELOAD
 from tests.faults.amounts import FULL, SEED
-from tests.faults.processes import nothing_left
-from tests.real_runs import in_folder
-from tests.trained import make_stored_run
 
 # Workers with one torch thread per core wait for each other, which makes small operations a hundred times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,6 +53,8 @@ def audit_of_a_row(request: pytest.FixtureRequest) -> Iterator[None]:
     if not is_row or "[ray" in request.node.name:  # the cluster of `ray_cluster` stays, with its connections
         yield
         return
+    from tests.faults.processes import nothing_left
+
     with nothing_left():
         yield
 
@@ -61,6 +62,8 @@ def audit_of_a_row(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def light_forkserver() -> None:
     """Start a forkserver without torch, unless one runs. It is enough for actors with a NumpyPolicy."""
+    from tests.fakes import LIGHT_PRELOAD
+
     forkserver.start_early(LIGHT_PRELOAD)
 
 
@@ -73,12 +76,16 @@ def full_forkserver() -> None:
 @pytest.fixture(scope="session")
 def stored_run(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Path:
     """A run directory that tests copy."""
+    from tests.trained import make_stored_run
+
     return make_stored_run(tmp_path_factory.mktemp("stored"))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> Iterator[Path]:
     """A working directory that the tests of a file share."""
+    from tests.real_runs import in_folder
+
     with in_folder(tmp_path_factory.mktemp("folder")) as path:
         yield path
 
@@ -86,6 +93,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, full_forkserver: None) -> I
 @pytest.fixture
 def workplace(tmp_path: Path, full_forkserver: None) -> Iterator[Path]:
     """An empty working directory."""
+    from tests.real_runs import in_folder
+
     with in_folder(tmp_path) as folder:
         yield folder
 

@@ -102,7 +102,7 @@ class Command(CommandProcess):
     def undefended(self, number: signal.Signals) -> list[int]:
         """Return the processes of its session that this signal would end."""
         masks = ("SigBlk", "SigIgn", "SigCgt")
-        return [pid for pid in processes(session=self.pid) if not handles(pid, number, masks)]
+        return [pid for pid in processes(session=self.pid) if handles(pid, number, masks) is False]
 
     def wait_for_handling(self) -> None:
         """Wait until it has handled a first signal. After that SIGINT has no handler."""

@@ -39,9 +39,12 @@ def processes(*parents: int | None, session: int | None = None) -> list[int]:
     return results
 
 
-def handles(pid: int, number: int, masks: tuple[str, ...] = ("SigCgt",)) -> bool:
-    """Whether a process has its own handler for this signal. masks: the fields of /proc status to check."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+def handles(pid: int, number: int, masks: tuple[str, ...] = ("SigCgt",)) -> bool | None:
+    """Whether a process has its own handler for this signal; None if it has ended. masks: the fields of /proc status."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
     return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(masks))
 
 
