@@ -303,6 +303,9 @@ _RESET = {"info": _STEP["info"]}
 
 def checked(result: Any, method: str) -> Any:
     """The result of `reset` or `step`. Raises EnvApiError where it has other parts than gymnasium's API asks for."""
+    match result:
+        case _, float(), bool(), bool(), dict() if type(result) is tuple and method == "step":
+            return result  # as most environments: the rest takes a microsecond
     parts = _STEP if method == "step" else _RESET
     if not isinstance(result, tuple) or len(result) != 1 + len(parts):
         form = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
