@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # with it each process that a test starts would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install dev train eval test check test-full test-extras test-gpu bench peers same-bits results readme screen clean
+.PHONY: install dev train eval test check test-full test-extras test-gpu test-python test-package dist bench peers same-bits results readme screen clean
 
 install: $(VENV)/.stamp
 
@@ -62,6 +62,26 @@ test-extras: dev
 # test-gpu: device=cuda, on a machine with a GPU of NVIDIA; elsewhere its tests are skipped
 test-gpu: dev
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
+
+# test-python: `make test` with another interpreter, in an environment of its own: `make test-python VERSION=3.12`
+test-python:
+	$(MAKE) test PY=python$(VERSION) VENV=.venv-$(VERSION)
+
+# dist: the wheel and the source archive, checked
+dist: dev
+	$(BIN)/python -m pip install -q build twine
+	rm -rf dist && $(BIN)/python -m build && $(BIN)/twine check --strict dist/*
+
+# test-package: the wheel in an empty environment and an empty folder, without a compiler; then `make test` in the archive
+TRIED := build/package
+test-package: dist
+	rm -rf $(TRIED) && mkdir -p $(TRIED)/empty $(TRIED)/source && $(PY) -m venv $(TRIED)/venv
+	$(TRIED)/venv/bin/python -m pip install -q -c constraints.txt dist/*.whl
+	cd $(TRIED)/empty && export PATH=$(CURDIR)/$(TRIED)/venv/bin && border-train --help \
+	  && border-train agent=dqn env=cartpole n_actors=8 trainer.max_env_steps=3000 \
+	  && border-eval && border-export runs/latest format=numpy
+	tar -xzf dist/*.tar.gz -C $(TRIED)/source --strip-components 1
+	$(MAKE) -C $(TRIED)/source test
 
 bench: dev
 	$(BIN)/python -m bench.speed $(ARGS)
