@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.report import machine, markdown, write_between_marks
 from bench.table_of_runs import ROWS, Row
-from border_cli.core.metrics import mean_interval
+from border_cli.core.metrics import SCORE, mean_interval
 from border_cli.report.runs import Curve, Group, RunRecord
 from border_cli.report.stats import band
 
@@ -128,7 +128,8 @@ def _pictures(rows: list[Row], results: Results) -> list[Path]:
         figure, plot = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
         for row in rows:
             if row.env == env and results[row.name]:
-                curve = band(Group(row.name, [_record(run) for run in results[row.name]]), "env_steps")
+                curve = band(Group(row.name, [_record(run) for run in results[row.name]]), SCORE, "env_steps")
+                assert curve is not None
                 (line,) = plot.plot(
                     curve.at, [interval.value for interval in curve.intervals], label=row.agent
                 )
@@ -145,7 +146,9 @@ def _pictures(rows: list[Row], results: Results) -> list[Path]:
 
 def _record(run: dict[str, Any]) -> RunRecord:
     env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*run["curve"], strict=True))
-    return RunRecord(Path(run["cell"]), {}, {}, Curve(env_steps, seconds, values))
+    return RunRecord(
+        Path(run["cell"]), {}, {}, {SCORE: Curve(env_steps, seconds, np.full(len(values), np.nan), values)}
+    )
 
 
 def _with_interval(values: list[float]) -> str:

@@ -19,15 +19,13 @@ from border_cli.display.text import table_text
 from border_cli.report.page import (
     Report,
     as_json,
-    draw,
     few_runs,
     html_page,
     improvement_rows,
-    markdown_page,
     table,
     write_curves,
 )
-from border_cli.report.runs import find_runs, grouped, metrics_of, read_run
+from border_cli.report.runs import find_runs, grouped, read_run
 from border_cli.run.directory import RUNS, SWEEP_FILE, shown
 from border_cli.sweeps.jobs import DONE, RUNNING, STOPPED, Sweep
 from border_cli.sweeps.study import STUDY_FILE
@@ -41,7 +39,7 @@ class _Settings:
     """The settings of border-report."""
 
     out: str | None = option(None, "the folder to write to")
-    metric: str = option(SCORE, "the metric whose curves are drawn")
+    metric: str = option(SCORE, "the metric of --json and curves.csv, and the first one of the page")
     debug: bool = option(False, "show tracebacks")
 
 
@@ -54,10 +52,10 @@ def main(argv: Sequence[str]) -> None:
     if parser.answers(flags):
         return
     run_dirs = find_runs(paths or [RUNS])
-    all_runs = [read_run(path, flags.metric) for path in run_dirs]
-    read = [run for run in all_runs if run is not None]
+    every = [read_run(path) for path in run_dirs]
+    read = [run for run in every if flags.metric in run.curves]
     if not read:
-        names = metrics_of(run_dirs)
+        names = sorted({name for run in every for name in run.curves})
         raise UsageError(
             f"none of {len(run_dirs)} runs has a record of {flags.metric}",
             nearest=(match := nearest(flags.metric, names, cutoff=0.3)) and f"metric={match}",
@@ -100,25 +98,20 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def _write(report: Report, out: Path) -> None:
-    """Write the pages, the curves and the pictures, and print where. Raises UsageError where that is impossible."""
+    """Write the page and the curves, and print where. Raises UsageError where that is impossible."""
     if out.is_symlink():
         raise UsageError(f"{out} is a link, which may lead anywhere", allowed="out=<folder>")
-    pictures = dict[Path, str]()
-    pages = [out / name for name in ("report.md", "report.html", "curves.csv")]
+    page, curves = out / "report.html", out / "curves.csv"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if importlib.util.find_spec("matplotlib"):
-            envs = {group.name: group.env for group in report.groups}
-            pictures = draw(report.curves, envs, report.metric, out)
-        else:
-            show("note: no pictures without matplotlib; install it with: pip install 'border-cli[report]'")
-        for path in pages:
+        for path in (page, curves):
             path.unlink(missing_ok=True)  # a link there is not followed
-        page = markdown_page(report, pictures)
-        pages[0].write_text(page, encoding="utf-8", errors="replace")
-        pages[1].write_text(html_page(page, pictures), encoding="utf-8", errors="replace")
-        write_curves(pages[2], report.groups, report.metric)
+        write_curves(curves, report.groups, report.metric)
+        if importlib.util.find_spec("plotly"):
+            page.write_text(html_page(report), encoding="utf-8", errors="replace")
+        else:
+            show("note: no page without plotly; install it with: pip install 'border-cli[report]'")
     except OSError as e:
         raise UsageError(f"{out} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
-    for path in (*pages, *pictures):
+    for path in filter(Path.exists, (page, curves)):
         show(f"written: {path}")

@@ -76,8 +76,8 @@ def results(sweep: Sweep) -> list[Result]:
     runs = []
     for path in by_path:
         with contextlib.suppress(UsageError):  # a file that cannot be read; the table of jobs has the run
-            runs.append(read_run(path, SCORE))
-    groups = grouped([run for run in runs if run is not None])
+            runs.append(read_run(path))
+    groups = grouped([run for run in runs if SCORE in run.curves])
     every = [Result(group.env, [by_path[run.path] for run in group.runs], line(group)) for group in groups]
     envs = list(dict.fromkeys(result.env for result in every))
     return sorted(every, key=lambda result: (envs.index(result.env), -result.best))

@@ -151,4 +151,5 @@ declare("time/opt_ms", "ms", "mean time of one opt step, sampling included", "cl
 declare("time/collect_ms", "ms", "mean time of collecting what has arrived and inserting it", "clock")
 declare("time/eval_ms", "ms", "time of the evaluation and of the comparison with the best model", "clock")
 declare("time/save_ms", "ms", "mean time of writing a checkpoint", "clock")
+declare("time/cpu_s", "s", "CPU time of all processes since the run was started or last resumed", "clock")
 declare("checkpoint/failed_saves", "saves", "failed saves since the run was last started or resumed", "clock")

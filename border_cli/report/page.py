@@ -1,23 +1,26 @@
-"""A report as report.md, as report.html with the pictures inside, and as JSON; the curves as pictures and CSV."""
+"""The page report.html: tables, and curves that a browser draws with plotly.js; the same figures as JSON and CSV."""
 
 from __future__ import annotations
 
-import base64
 import csv
 import html
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from markdown import markdown
+import numpy as np
 
 from border_cli.config.convert import as_typed
 from border_cli.core.format import number
-from border_cli.core.metrics import SCORE
-from border_cli.report.runs import Group
+from border_cli.core.metrics import METRICS
+from border_cli.core.spaces import Array
+from border_cli.report.runs import AXES, Group
 from border_cli.report.stats import (
     LEVEL,
     RESAMPLES,
@@ -34,16 +37,16 @@ _NUMBER = re.compile(r"-?[\d.,]+(e[-+]?\d+)?%?([ :]|$)")
 """A cell that begins with a figure, such as `12.5 (9.75 to 14.0)`. The name of a run, `10-15-00.123_dqn`, does not."""
 _NAMED = 4
 """More agents or environments are not named in the title."""
-AXES = {"env_steps": "env steps", "seconds": "seconds"}
 FEW = 5
-"""With fewer runs an interval means little, and a picture shows the runs themselves."""
-_LABELS = {SCORE: "return of evaluations", "train/episode_return": "return of training episodes"}
-Curves = dict[str, dict[str, Band]]
-"""By axis, then by the group's name."""
+"""With fewer runs an interval means little, and the page shows the runs themselves."""
+_POINTS = 150
+"""Of a run's curve on the page at most; more are averaged."""
+_RESAMPLES = 500
+"""For the intervals on the page, of which there is one per metric, axis and place."""
 
 
 class Report:
-    """What is compared, and the results. metric: of the curves."""
+    """What is compared, and the results. metric: of the curves in JSON and CSV, and of those first shown."""
 
     def __init__(self, groups: Sequence[Group], metric: str) -> None:
         self.groups = groups
@@ -51,7 +54,6 @@ class Report:
         self.lines = [line(group) for group in groups]
         self.scores = last_scores(groups)
         self.improvements = improvements(self.scores)
-        self.curves: Curves = {axis: {group.name: band(group, axis) for group in groups} for axis in AXES}
 
 
 def table(lines: Sequence[Line]) -> list[list[str]]:
@@ -83,64 +85,138 @@ def title(report: Report) -> str:
     )
 
 
-def markdown_page(report: Report, pictures: Mapping[Path, str]) -> str:
-    """The page report.md. pictures: with their headings."""
-    parts = [f"# {title(report)}", _grid(table(report.lines)), about(report.metric), few_runs(report.lines)]
-    for path, heading in pictures.items():
-        parts += [f"## {heading}", f"![{heading}]({path.name})"]
-    for heading, rows in (
-        ("Probability of improvement, by last scores", improvement_rows(report.improvements)),
-        ("Differences of the configurations", differences(report.groups)),
-    ):
-        if len(rows) > 1:
-            parts += [f"## {heading}", _grid(rows)]
-    return html.escape("\n\n".join(filter(None, parts)), quote=False) + "\n"
+def html_page(report: Report) -> str:
+    """The page. It needs no other file and no network. Raises ImportError without plotly."""
+    from plotly.offline import get_plotlyjs
+
+    tables = {
+        "Probability of improvement, by last scores": improvement_rows(report.improvements),
+        "Differences of the configurations": differences(report.groups),
+    }
+    files = resources.files("border_cli.report")
+    scores = [
+        f'<p class="note">{html.escape(text)}</p>' for text in (about(), few_runs(report.lines)) if text
+    ]
+    parts = {
+        "title": html.escape(title(report)),
+        "scores": _grid(table(report.lines)) + "".join(scores),
+        "tables": "".join(
+            f"<h2>{heading}</h2>{_grid(rows)}" for heading, rows in tables.items() if len(rows) > 1
+        ),
+        "plotly": get_plotlyjs(),
+        "data": json.dumps(_data(report), separators=(",", ":")).replace("<", "\\u003c"),
+        "script": (files / "page.js").read_text(encoding="utf-8"),
+    }
+    return Template((files / "page.html").read_text(encoding="utf-8")).substitute(parts)
 
 
-def html_page(page: str, pictures: Iterable[Path]) -> str:
-    """The page report.html, from that in Markdown. It needs no other file and no network."""
-    body = markdown(page, extensions=["tables"])
-    for path in pictures:
-        encoded = base64.b64encode(path.read_bytes()).decode("ascii")
-        body = body.replace(f'src="{path.name}"', f'src="data:image/png;base64,{encoded}"')
-    heading = page.partition("\n")[0].removeprefix("# ")
-    head = f'<meta charset="utf-8"><title>{heading}</title><style>{_STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+def _grid(rows: Sequence[Sequence[str]]) -> str:
+    """A table. Columns of figures stand to the right, others to the left."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        styled = (
+            f"<{tag}{'' if right else ' class=text'}>{html.escape(cell)}</{tag}>"
+            for cell, right in zip(cells, figures, strict=True)
+        )
+        return f"<tr>{''.join(styled)}</tr>"
+
+    columns = ([cell for cell in column if cell != "-"] for column in zip(*rows[1:], strict=True))
+    figures = [bool(cells) and all(map(_NUMBER.match, cells)) for cells in columns]
+    body = "".join(row(cells, "td") for cells in rows[1:])
+    return f'<div class="wide"><table><thead>{row(rows[0], "th")}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _data(report: Report) -> dict[str, Any]:
+    """What page.js draws: of each group the curves by metric and axis."""
+    names = sorted({name for group in report.groups for run in group.runs for name in run.curves})
+    labels = _labels([group.name for group in report.groups])
+    groups: list[dict[str, Any]] = [
+        {
+            "label": labels[group.name],
+            "env": group.env,
+            "runs": [run.path.name if run.seed is None else f"seed {run.seed}" for run in group.runs],
+            "curves": {name: _curves(group, name) for name in names},
+        }
+        for group in report.groups
+    ]
+    drawn = {axis for group in groups for curves in group["curves"].values() for axis in curves}
+    return {
+        "metric": report.metric,
+        "few": any(group.runs < FEW for group in report.lines),
+        "axes": {axis: text for axis, text in AXES.items() if axis in drawn},
+        "envs": list(dict.fromkeys(group.env for group in report.groups)),
+        "metrics": {name: _about(name) for name in names},
+        "groups": groups,
+    }
+
+
+def _about(metric: str) -> dict[str, str]:
+    known = METRICS.get(metric)  # those of agents are declared where the agent is imported
+    return {"unit": known.unit if known else "", "help": known.help if known else ""}
+
+
+def _curves(group: Group, metric: str) -> dict[str, Any]:
+    """By axis, the mean of a group, its interval if it has enough runs, and each run."""
+    curves = {}
+    for axis in AXES:
+        if (curve := band(group, metric, axis, _RESAMPLES)) is None:
+            continue
+        curves[axis] = {
+            "at": _short(curve.at),
+            "mean": _short([interval.value for interval in curve.intervals]),
+            "runs": [[_short(places), _short(values)] for places, values in curve.runs],
+        }
+        if len(curve.runs) >= FEW:
+            curves[axis]["low"] = _short([interval.low for interval in curve.intervals])
+            curves[axis]["high"] = _short([interval.high for interval in curve.intervals])
+    return curves
+
+
+def _short(values: Array | Sequence[float]) -> list[float]:
+    """Values for the page, in five digits: means of neighbours where they are more than _POINTS."""
+    array = np.asarray(values, np.float64)
+    if len(array) > _POINTS:
+        array = np.array([part.mean() for part in np.array_split(array, _POINTS)])
+    return [float(f"{value:.5g}") for value in array.tolist()]
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """Scores, probabilities and curves, as plain data."""
+    curves = {
+        axis: {group.name: band(group, report.metric, axis) for group in report.groups} for axis in AXES
+    }
     return {
         "metric": report.metric,
         "statistic": f"interquartile mean, {LEVEL:.0%} percentile bootstrap interval over runs",
         "groups": [asdict(line) | {"meets_expectation": line.meets} for line in report.lines],
         "improvements": [asdict(pair) for pair in report.improvements],
         "curves": {
-            axis: {
-                name: {"at": band.at.tolist(), "intervals": [asdict(interval) for interval in band.intervals]}
-                for name, band in bands.items()
-            }
-            for axis, bands in report.curves.items()
+            axis: {name: _band(curve) for name, curve in of_axis.items() if curve is not None}
+            for axis, of_axis in curves.items()
         },
     }
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown. Columns of figures stand to the right, others to the left."""
-    known = ([cell for cell in column if cell != "-"] for column in zip(*rows[1:], strict=True))
-    ends = ["---:" if cells and all(map(_NUMBER.match, cells)) else "---" for cells in known]
-    grid = [rows[0], ends, *rows[1:]]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in grid)
+def _band(curve: Band) -> dict[str, Any]:
+    return {"at": curve.at.tolist(), "intervals": [asdict(interval) for interval in curve.intervals]}
 
 
-def about(metric: str) -> str:
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """By name, the names of groups without the words that all of them have."""
+    words = [name.split() for name in names]
+    shared = set.intersection(*map(set, words)) if len(names) > 1 else set()
+    labels = [" ".join(word for word in name if word not in shared) or name[0] for name in words]
+    return dict(zip(names, labels if len(set(labels)) == len(labels) else names, strict=True))
+
+
+def about() -> str:
     """What the scores and the curves are."""
     return (
         f"Scores are interquartile means over runs with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
-        "runs; Agarwal et al., 2021). *Best* is the score of the model that each run kept as its best, *last* that of its "
+        "runs; Agarwal et al., 2021). Best is the score of the model that each run kept as its best, last that of its "
         "last model, on the same episodes, which had no part in the choice. "
-        f"Curves show `{metric}`, over env steps up to the end of the shortest run of a group; over seconds a run that has "
-        "ended keeps its last value."
+        "Curves are interquartile means, over env steps up to the end of the shortest run of a group; over seconds a run "
+        "that has ended keeps its last value."
     )
 
 
@@ -187,71 +263,6 @@ def write_curves(path: Path, groups: Iterable[Group], metric: str) -> None:
                 repeats[run.seed] += 1
                 if repeats[run.seed] > 1:
                     seed += f"-{repeats[run.seed]}"
-                for step, value in zip(run.curve.env_steps.tolist(), run.curve.values.tolist(), strict=True):
+                curve = run.curves[metric]
+                for step, value in zip(curve.env_steps.tolist(), curve.values.tolist(), strict=True):
                     rows.writerow([group.algorithm, group.env, seed, metric, int(step), repr(value)])
-
-
-# -- pictures, by matplotlib -------------------------------------------------
-
-
-def draw(curves: Curves, envs: Mapping[str, str], metric: str, folder: Path) -> dict[Path, str]:
-    """Draw the interquartile mean of each group, with its interval or with its few runs. Returns a heading by picture.
-
-    One picture per environment and axis, in which labels leave out the words that all groups have. envs: by the group's
-    name. It needs matplotlib.
-    """
-    written = {}
-    several, label = len(set(envs.values())) > 1, _LABELS.get(metric, metric)
-    for axis, bands in curves.items():
-        for env in dict.fromkeys(envs[name] for name in bands):
-            of_env = {name: band for name, band in bands.items() if envs[name] == env}
-            words = [name.split() for name in of_env]
-            shared = set.intersection(*map(set, words)) if len(words) > 1 else set()
-            labels = [" ".join(word for word in name if word not in shared) or name[0] for name in words]
-            if len(set(labels)) < len(labels):
-                labels = list(of_env)
-            labelled = dict(zip(labels, of_env.values(), strict=True))
-            prefix = re.sub(r"\W+", "-", env).strip("-") + "_" if several else ""
-            path = folder / f"{prefix}{axis}.png"
-            path.unlink(missing_ok=True)  # a link there is not followed
-            _figure(labelled, xlabel=AXES[axis], ylabel=label, title=env).savefig(path, dpi=120)
-            written[path] = f"{label.capitalize()} over {AXES[axis]}{f': {env}' if several else ''}"
-    return written
-
-
-def _figure(bands: Mapping[str, Band], **texts: str) -> Any:
-    """A figure with these bands, by label. If there are more bands than colours, line styles differ too."""
-    from cycler import cycler
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5 + 0.2 * len(bands)), layout="constrained")
-    plot, colors = figure.subplots(), rcParams["axes.prop_cycle"].by_key()["color"]
-    if len(bands) > len(colors):
-        plot.set_prop_cycle(cycler(linestyle=["-", "--", "-.", ":"]) * cycler(color=colors))
-    for label, curve in bands.items():
-        marker = "o" if min(len(at) for at, _ in curve.runs) <= FEW else None
-        means = [interval.value for interval in curve.intervals]
-        every = max(1, len(means) // FEW)
-        (drawn,) = plot.plot(curve.at, means, marker=marker, markevery=every, label=label)
-        color, style = drawn.get_color(), drawn.get_linestyle()
-        if len(curve.runs) >= FEW:
-            low, high = ([getattr(interval, end) for interval in curve.intervals] for end in ("low", "high"))
-            plot.fill_between(curve.at, low, high, color=color, alpha=0.2)
-        elif len(curve.runs) > 1:
-            for at, values in curve.runs:
-                plot.plot(at, values, color=color, linestyle=style, alpha=0.3, linewidth=0.8)
-    plot.set(**texts)
-    plot.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=1, fontsize="small")
-    return figure
-
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; font-size: 14px; }
-th, td { border: 1px solid #ddd; padding: .3rem .6rem; text-align: left; white-space: nowrap; }
-th:first-child, td:first-child { white-space: normal; }
-th { background: #f5f5f5; }
-img { max-width: 100%; }
-"""

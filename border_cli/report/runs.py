@@ -19,7 +19,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array
 from border_cli.display.output import printable
 from border_cli.recorders.files import METRICS_FILE, read_jsonl
-from border_cli.run.summary import SUMMARY_FILE, launch_words, read_json
+from border_cli.run.summary import SUMMARY_FILE, read_json, typed_values
 
 _NOT_COMPARED = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "plugins", "preset")
 """Parts of a configuration in which runs of one group may differ."""
@@ -29,12 +29,21 @@ _NUMBERS = ("n_actors", "actor_manager.envs_per_actor")
 """Keys that `auto` chooses by measuring, in each run anew."""
 
 
+AXES = {"env_steps": "env steps", "seconds": "seconds", "cpu_seconds": "CPU-seconds"}
+"""The horizontal axes of curves."""
+_CPU = "time/cpu_s"
+
+
 @dataclass(frozen=True)
 class Curve:
-    """One metric along a run: (n,) env steps, seconds and values, in the order of the file."""
+    """One metric along a run: (n,) env steps, seconds, CPU-seconds and values, in the order of the file.
+
+    A value is nan where the record does not have it.
+    """
 
     env_steps: Array
     seconds: Array
+    cpu_seconds: Array
     values: Array
 
 
@@ -42,14 +51,14 @@ class Curve:
 class RunRecord:
     """What is known of one run.
 
-    config: by dotted keys; empty where summary.json has none · typed: by key or group, the last value that its commands
-    named.
+    config: by dotted keys; empty where summary.json has none · curves: by metric, of those that were recorded · typed: by
+    key or group, the last value that its commands named.
     """
 
     path: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
-    curve: Curve
+    curves: Mapping[str, Curve]
     typed: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -70,14 +79,14 @@ class RunRecord:
 
     @property
     def env_steps(self) -> int:
-        """Env steps of the whole run; up to its last record of the metric while it is running."""
+        """Env steps of the whole run; up to its last record while it is running."""
         counters = self.summary.get("counters") or {}
-        return int(counters.get("env_steps", self.curve.env_steps[-1]))
+        return int(counters.get("env_steps") or max(curve.env_steps[-1] for curve in self.curves.values()))
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole run; up to its last record of the metric while it is running."""
-        return float(self.summary.get("seconds") or self.curve.seconds[-1])
+        """Seconds of the whole run; up to its last record while it is running."""
+        return float(self.summary.get("seconds") or max(curve.seconds[-1] for curve in self.curves.values()))
 
     @cached_property
     def compared(self) -> dict[str, Any]:
@@ -133,22 +142,43 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(runs)
 
 
-def read_run(path: Path, metric: str) -> RunRecord | None:
-    """A run, or None where it has no record of this metric. Raises UsageError for files that cannot be read."""
+def read_run(path: Path) -> RunRecord:
+    """A run. Raises UsageError for files that cannot be read."""
     try:
-        summary, records = read_json(path / SUMMARY_FILE), _records(path)
+        summary = read_json(path / SUMMARY_FILE)
+        records = read_jsonl(path / METRICS_FILE) if (path / METRICS_FILE).exists() else []
     except (OSError, ValueError) as e:
         raise UsageError(f"{path}: its files cannot be read: {e}") from e
-    with_metric = [record for record in records if record.get(metric) is not None]
-    points = [(record["env_steps"], record["time"], record[metric]) for record in with_metric]
+    names = dict.fromkeys(name for record in records for name in record if "/" in name and name != _CPU)
+    cpu = _cpu_seconds(records)
+    curves = {name: curve for name in names if (curve := _curve(records, name, cpu)) is not None}
+    return RunRecord(path, dotted(summary.get("config") or {}), summary, curves, typed_values(path))
+
+
+def _cpu_seconds(records: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Seconds, and the CPU-seconds until then. Each launch of a run counts its own, from 0."""
+    times, totals, earlier, last = [0.0], [0.0], 0.0, 0.0
+    for record in records:
+        if (cpu := record.get(_CPU)) is not None:
+            earlier += last if cpu < last else 0.0
+            last = cpu
+            times.append(record["time"])
+            totals.append(earlier + cpu)
+    return times, totals
+
+
+def _curve(
+    records: Sequence[Mapping[str, Any]], metric: str, cpu: tuple[list[float], list[float]]
+) -> Curve | None:
+    """The records that have a number under this name; None if there are none."""
+    points = [record for record in records if isinstance(record.get(metric), int | float)]
     if not points:
         return None
-    env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*points, strict=True))
-    words = [word.lstrip("+").partition("=") for word in launch_words(path)]
-    typed = {key: value for key, equals, value in words if equals}
-    return RunRecord(
-        path, dotted(summary.get("config") or {}), summary, Curve(env_steps, seconds, values), typed
+    env_steps, seconds, values = (
+        np.array([point[key] for point in points], np.float64) for key in ("env_steps", "time", metric)
     )
+    cpu_seconds = np.interp(seconds, *cpu) if len(cpu[0]) > 1 else np.full(len(points), np.nan)
+    return Curve(env_steps, seconds, cpu_seconds, values)
 
 
 def grouped(runs: Sequence[RunRecord]) -> list[Group]:
@@ -185,12 +215,3 @@ def _differing(group: Sequence[RunRecord], others: Sequence[RunRecord], typed_on
         was_typed = name in typed or any(key.startswith(f"{t}.") for t in typed.difference(GROUPS))
         if (was_typed or not typed_only) and any(run.settings.get(key) != value for run in others):
             yield printable(f"{name}={as_typed(value)}")
-
-
-def metrics_of(paths: Sequence[Path]) -> list[str]:
-    """Names of the metrics that these runs have records of."""
-    return sorted({name for path in paths for record in _records(path) for name in record if "/" in name})
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    return read_jsonl(path / METRICS_FILE) if (path / METRICS_FILE).exists() else []

@@ -70,20 +70,24 @@ class Band:
     runs: Sequence[tuple[Array, Array]]
 
 
-def band(group: Group, axis: str) -> Band:
-    """The curve against "env_steps" or "seconds": a single run's own points, or several runs interpolated at POINTS places.
+def band(group: Group, metric: str, axis: str, resamples: int = _FEWER_RESAMPLES) -> Band | None:
+    """The curve against one of `AXES`: a single run's own points, or several runs interpolated at POINTS places.
 
-    Over env steps it ends where the shortest run does. Over seconds a run that has ended keeps its last value.
+    Over env steps it ends where the shortest run does; over seconds a run that has ended keeps its last value. None where
+    no run has the metric, or a record of it has no value on the axis.
     """
-    curves = [(getattr(run.curve, axis), run.curve.values) for run in group.runs]
+    recorded = [run.curves[metric] for run in group.runs if metric in run.curves]
+    curves = [(getattr(curve, axis), curve.values) for curve in recorded]
+    if not curves or not all(np.isfinite(places).all() for places, _ in curves):
+        return None
     if len(curves) == 1:
         at, values = curves[0][0], curves[0][1][:, np.newaxis]
     else:
-        end = (max if axis == "seconds" else min)(float(places[-1]) for places, _ in curves)
+        end = (min if axis == "env_steps" else max)(float(places[-1]) for places, _ in curves)
         begin = min(max(float(places[0]) for places, _ in curves), end)
         at = np.linspace(begin, end, POINTS)
         values = np.stack([np.interp(at, places, curve) for places, curve in curves], axis=1)
-    return Band(at, bootstrap(values, _FEWER_RESAMPLES), curves)
+    return Band(at, bootstrap(values, resamples), curves)
 
 
 @dataclass(frozen=True)

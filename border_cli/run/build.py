@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
 from border_cli.actors.sampler import InThreadSource, Sampler
+from border_cli.config.convert import as_typed, dotted, to_plain
 from border_cli.config.resolve import (
     counts,
     envs_per_actor,
@@ -30,18 +32,12 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.display.output import Output
 from border_cli.display.views import PlainView, ScreenView
 from border_cli.recorders import RecorderGroup
-from border_cli.recorders.files import (
-    CSV_FILE,
-    EVENTS,
-    METRICS_FILE,
-    CsvRecorder,
-    JsonlRecorder,
-    TensorBoardRecorder,
-)
+from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
 from border_cli.recorders.recorder_process import RemoteRecorder
+from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
 from border_cli.run import factories
 from border_cli.run.initial_weights import load_weights
-from border_cli.run.summary import Resumed, RunFiles
+from border_cli.run.summary import Resumed, RunFiles, typed_values
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s
 from border_cli.runtime.stopping import StopFlag
@@ -255,7 +251,7 @@ def _make_recorders(setup: RunSetup) -> list[Recorder]:
         recorders.append(JsonlRecorder(folder / METRICS_FILE, resumed.position("jsonl")))
     if wanted.tensorboard:
         purge_step = 0 if resumed.path is None else resumed.env_steps + 1
-        recorders.append(TensorBoardRecorder(folder / EVENTS, purge_step))
+        recorders.append(TensorBoardRecorder(folder / EVENTS, purge_step, _typed(config, folder)))
     if wanted.csv:
         recorders.append(CsvRecorder(folder / CSV_FILE, resumed.position("csv")))
     keep = resumed.position("jsonl") if wanted.jsonl else 0
@@ -263,6 +259,18 @@ def _make_recorders(setup: RunSetup) -> list[Recorder]:
         maker = partial(factories.remote_recorder, kind, config, folder, keep)
         recorders.append(RemoteRecorder(kind, maker, wanted.finish_s, setup.should_stop))
     return recorders
+
+
+def _typed(config: TrainConfig, run_dir: Path) -> dict[str, str]:
+    """The values of what the commands of a run named. The command of a sweep names those of all its jobs."""
+    values = dotted(to_plain(config))
+    return {
+        key: next(
+            (as_typed(values[k]) for k in (key, f"{key}.id", f"{key}.type") if values.get(k) is not None),
+            word,
+        )
+        for key, word in typed_values(run_dir).items()
+    }
 
 
 def _make_films(setup: RunSetup, recorders: list[Recorder]) -> Films | None:

@@ -107,13 +107,15 @@ def read_run_id(run_dir: Path) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
-def launch_words(run_dir: Path) -> list[str]:
-    """The words of all commands that launched a run; empty where they cannot be read."""
+def typed_values(run_dir: Path) -> dict[str, str]:
+    """By key or group, the last value that the commands of a run named; empty where they cannot be read."""
     try:
         launches = read_json(run_dir / PROVENANCE_FILE)["launches"]
-        return [word for launch in launches for word in shlex.split(launch["command"])]
+        words = [word for launch in launches for word in shlex.split(launch["command"])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
+        return {}
+    pairs = (word.lstrip("+").partition("=") for word in words)
+    return {key: value for key, equals, value in pairs if equals}
 
 
 def versions() -> dict[str, str]:

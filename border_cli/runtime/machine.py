@@ -49,6 +49,16 @@ def free_tasks() -> int | None:
     return max(0, min(left)) if left else None
 
 
+def cpu_seconds() -> float:
+    """User and system time of this process and all its descendants, including those that have ended [s]."""
+    total = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile: its parent has the time
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
 def _cgroups(controller: str) -> Iterator[Path]:
     """Folders of the control groups around this process, of version 1 or 2; each may set a limit."""
     for line in _text(ROOT / "proc/self/cgroup").splitlines():

@@ -13,6 +13,7 @@ from border_cli.core.metrics import Mean, declare, percentile
 from border_cli.core.progress import ENDED, Progress
 from border_cli.core.state import State, check_like, number
 from border_cli.core.types import ActorStat, Chunk, Evaluation, episode_infos, finished_episodes
+from border_cli.runtime.machine import cpu_seconds
 from border_cli.training.ratio_limiter import RatioLimiter
 
 _WINDOW_S = 10.0
@@ -78,7 +79,7 @@ class Telemetry:
         self._window: deque[_Sample] = deque()
         self._last = self._launch = self._sample([])
         self._training: tuple[_Sample, _Sample] | None = None  # first and last look while training
-        self._next_refresh = 0.0
+        self._next_refresh = self._cpu_due = 0.0
 
     @property
     def seconds(self) -> float:
@@ -182,6 +183,9 @@ class Telemetry:
                 values["async/policy_lag_mean"] = _mean(self._lags)
                 values["async/policy_lag_p95"] = percentile(self._lags, 95)
         values |= {"replay/size": replay_size, "replay/fill": replay_size / capacity}
+        if now.time >= self._cpu_due:
+            values["time/cpu_s"] = cpu_seconds()
+            self._cpu_due = now.time + 1.0  # to look at all processes takes some milliseconds
         for name, mean in self._means.items():
             if (value := mean.take()) is not None:
                 values[name] = value

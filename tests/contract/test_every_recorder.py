@@ -13,8 +13,9 @@ from border_cli.core.metrics import METRICS, Record
 from border_cli.core.protocols import Recorder
 from border_cli.display.views import PlainView
 from border_cli.recorders import BufferedRecorder, RecorderGroup
-from border_cli.recorders.files import CsvRecorder, JsonlRecorder, TensorBoardRecorder
+from border_cli.recorders.files import CsvRecorder, JsonlRecorder
 from border_cli.recorders.recorder_process import RemoteRecorder
+from border_cli.recorders.tensorboard import TensorBoardRecorder
 
 MAKERS: dict[str, Callable[[Path], Recorder]] = {
     "jsonl": lambda folder: JsonlRecorder(folder / "metrics.jsonl"),

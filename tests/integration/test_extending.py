@@ -74,8 +74,7 @@ def test_its_command_trains(modules: Path, args: list[str]) -> None:
         }  # no episode is solved within 40 opt steps
     if name == "my_corridor":
         assert run.config.env.length == 8  # type: ignore[attr-defined]
-        reported = read_run(run.path, "eval/return_mean")
-        assert reported is not None and reported.title == "dqn on corridor"
+        assert read_run(run.path).title == "dqn on corridor"
         forget_modules()
         assert evaluate(["run", "episodes=2", "trust=true"]) == 0
         forget_modules()

@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from border_cli.core.metrics import Record
 from border_cli.recorders import BufferedRecorder, RecorderGroup
@@ -23,9 +26,9 @@ from border_cli.recorders.files import (
     CsvRecorder,
     FileRecorder,
     JsonlRecorder,
-    TensorBoardRecorder,
     read_jsonl,
 )
+from border_cli.recorders.tensorboard import TensorBoardRecorder
 from border_cli.run.directory import log_to
 from tests.faults.amounts import times
 
@@ -87,10 +90,29 @@ def scalars(folder: Path) -> list[tuple[int, dict[str, float]]]:
     (file,) = folder.iterdir()
     events = []
     for event in EventFileLoader(str(file)).Load():
-        values = {v.tag: v.tensor.float_val[0] for v in event.summary.value}
+        values = {v.tag: v.tensor.float_val[0] for v in event.summary.value if v.tensor.float_val}
         if values:
             events.append((event.step, values))
     return events
+
+
+def test_tensorboard_has_the_typed_values_and_a_layout(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder(tmp_path, typed={"agent": "dqn", "agent.lr": "1e-3"})
+    recorder.write(RECORD)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    (content,) = read.PluginTagToContent("hparams").values()
+    values = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert (values["agent"].string_value, values["agent.lr"].number_value) == ("dqn", 1e-3)
+    (event,) = read.Tensors("custom_scalars__config__")
+    charts = [
+        chart
+        for group in Layout.FromString(event.tensor_proto.string_val[0]).category
+        for chart in group.chart
+    ]
+    assert [list(chart.multiline.tag) for chart in charts][:2] == [
+        ["eval/return_mean"],
+        ["train/episode_return"],
+    ]
 
 
 def test_a_failing_recorder_does_not_affect_the_others() -> None:

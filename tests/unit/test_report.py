@@ -15,8 +15,8 @@ from border_cli.agents.dqn.config import DqnConfig
 from border_cli.cli.report import main
 from border_cli.config.convert import to_plain
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
-from border_cli.core.metrics import mean_interval, t975
-from border_cli.report.page import Report, draw, table
+from border_cli.core.metrics import SCORE, mean_interval, t975
+from border_cli.report.page import Report, html_page, table, write_curves
 from border_cli.report.runs import find_runs, grouped, read_run
 from border_cli.report.stats import (
     band,
@@ -110,8 +110,7 @@ def write_run(
 
 
 def groups_in(folder: Path) -> list[Any]:
-    runs = [read_run(path, "eval/return_mean") for path in find_runs([folder])]
-    return grouped([run for run in runs if run is not None])
+    return grouped([read_run(path) for path in find_runs([folder])])
 
 
 def test_runs_are_grouped_by_everything_but_the_seed_and_named_by_their_differences(tmp_path: Path) -> None:
@@ -169,14 +168,16 @@ def test_curves_end_with_the_shortest_run_in_env_steps_and_the_longest_in_second
     write_run(tmp_path / "a", [(0, 0.0, 0.0), (100, 10.0, 100.0)], seed=1)
     write_run(tmp_path / "b", [(20, 1.0, 20.0), (40, 2.0, 80.0), (60, 3.0, 80.0)], seed=2)
     (group,) = groups_in(tmp_path)
-    curve = band(group, "env_steps")
+    curve = band(group, SCORE, "env_steps")
+    assert curve is not None
     assert (curve.at[0], curve.at[-1]) == (20.0, 60.0)
     at = dict(zip(curve.at.tolist(), curve.intervals, strict=True))
     assert at[60.0].value == (60.0 + 80.0) / 2
     assert at[20.0].value == 20.0
     nearest = min(at, key=lambda place: abs(place - 30.0))
     assert at[nearest].value == pytest.approx((nearest + 20 + 3 * (nearest - 20)) / 2)
-    over_seconds = band(group, "seconds")
+    over_seconds = band(group, SCORE, "seconds")
+    assert over_seconds is not None and band(group, SCORE, "cpu_seconds") is None  # which was not recorded
     assert (over_seconds.at[-1], over_seconds.intervals[-1].value) == (10.0, (100.0 + 80.0) / 2)
 
 
@@ -207,70 +208,65 @@ def test_the_table_counts_repeated_seeds_and_runs_without_a_score(tmp_path: Path
     assert table([scores])[1][1] == "3 (2 seeds, 1 unfinished, 1 without a score)"
 
 
+def test_each_launch_counts_its_cpu_seconds_anew(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [(10, 1.5, 5.0), (20, 3.0, 6.0)])
+    counted = [
+        (1.0, 2.0),
+        (2.0, 6.0),
+        (3.0, 1.0),
+    ]  # (seconds, CPU-seconds); the run was resumed after the second
+    with (tmp_path / "a" / "metrics.jsonl").open("a") as file:
+        for seconds, cpu in counted:
+            record = {"opt_steps": 0, "env_steps": 0, "time": seconds, "time/cpu_s": cpu}
+            file.write(json.dumps(record) + "\n")
+    (group,) = groups_in(tmp_path)
+    curve = band(group, SCORE, "cpu_seconds")
+    assert curve is not None and curve.at.tolist() == [4.0, 7.0]
+
+
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three runs, whose reports have no pictures."""
+    """Three runs, and a library that draws nothing."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("border_cli.cli.report.draw", lambda *_: {})
+    monkeypatch.setattr(pytest.importorskip("plotly.offline"), "get_plotlyjs", lambda: "// plotly")
     for seed in (1, 2, 3):
         points = [(10, 1.0, 5.0), (20, 2.0, seed)]
         write_run(Path("runs") / f"{seed}", points, seed=seed, expected=9.0, after=20)
     return Path("runs")
 
 
-def test_each_environment_has_pictures_in_a_page_that_needs_no_other_file(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib", reason="extra report is not installed")
-    monkeypatch.setattr("border_cli.cli.report.draw", draw)
+def test_the_page_has_tables_and_every_curve(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {"lr": 5e-4, "agent": {"double": False}}
     write_run(runs / "other", [(10, 1.0, -5.0), (20, 2.0, -4.0)], env="my_envs:<b>", **other)
     assert main([]) == 0
-    page = Path("runs/report/report.md").read_text()
-    assert page.startswith("# dqn on CartPole-v1, my_envs:")
-    assert "| dqn on CartPole-v1 | 3 | 20 | 5.00 | 2.00 (1.00 to 3.00) |" in page
-    assert "9.00: not met" in page and "fewer than 5 runs" in page
-    ends = ("env_steps.png", "seconds.png")
-    pictures = {f"{env}_{end}" for env in ("CartPole-v1", "my_envs-b") for end in ends}
-    pages = {"report.md", "report.html", "curves.csv"}
-    assert {path.name for path in Path("runs/report").iterdir()} == pages | pictures
-    for name in pictures:
-        assert (Path("runs/report") / name).read_bytes().startswith(b"\x89PNG")
-        assert f"({name})" in page
-    assert "written: runs/report/report.md" in capsys.readouterr().out
-    html = Path("runs/report/report.html").read_text().replace("\n", "")
-    assert "http" not in html.replace("http-equiv", "")
-    assert html.count("src=") == html.count('src="data:image/png;base64,') == 4
-    assert "<td>agent.double</td><td>true</td><td>false</td>" in html
-    assert "<b>" not in html and "my_envs:&lt;b&gt;" in html
+    assert {path.name for path in (runs / "report").iterdir()} == {"report.html", "curves.csv"}
+    page = (runs / "report" / "report.html").read_text()
+    assert "<h1>dqn on CartPole-v1, my_envs:&lt;b&gt;</h1>" in page and "<b>" not in page
+    cells = ("dqn on CartPole-v1", "3", "20", "5.00", "2.00 (1.00 to 3.00)", "2.00", "9.00: not met")
+    assert all(f">{cell}</td>" in page for cell in cells)
+    assert "<td class=text>agent.double</td><td class=text>true</td><td class=text>false</td>" in page
+    assert "fewer than 5 runs" in page
+    data = json.loads(page.partition("const DATA = ")[2].partition(";</script>")[0])
+    assert (data["envs"], list(data["metrics"])) == (
+        ["CartPole-v1", "my_envs:<b>"],
+        ["eval/return_mean", "train/episodes"],
+    )
+    three, single = data["groups"]
+    assert three["runs"] == ["seed 1", "seed 2", "seed 3"] and "low" not in three["curves"][SCORE]["seconds"]
+    assert single["curves"][SCORE]["env_steps"] == {
+        "at": [10, 20],
+        "mean": [-5, -4],
+        "runs": [[[10, 20], [-5, -4]]],
+    }
+    assert "written: runs/report/report.html" in capsys.readouterr().out
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is drawn, and not written."""
-    figure = pytest.importorskip("matplotlib.figure", reason="extra report is not installed").Figure
-    every = list[Any]()
-    monkeypatch.setattr(figure, "savefig", lambda self, *_, **__: every.append(self))
-    return every
-
-
-def drawn(folder: Path) -> set[str]:
-    groups = groups_in(folder)
-    report = Report(groups, "eval/return_mean")
-    return {path.name for path in draw(report.curves, {g.name: g.env for g in groups}, report.metric, folder)}
-
-
-def test_pictures_name_what_differs(tmp_path: Path, figures: list[Any]) -> None:
-    for i, (lr, budget) in enumerate([(0.1, 100), (0.2, 90), (0.3, 20)]):
-        write_run(tmp_path / f"{i}", [(10, 1.0, 1.0), (budget, 2.0, 2.0)], lr=lr)
-    assert drawn(tmp_path) == {"env_steps.png", "seconds.png"}
-    plots = [figure.axes[0] for figure in figures]
-    labels = [[line.get_label() for line in plot.get_lines()] for plot in plots]
-    names = [f"agent.lr=0.{n}" for n in (1, 2, 3)]
-    assert labels == [names, names]
-    assert {plot.get_ylabel() for plot in plots} == {"return of evaluations"}
-    # two evaluations each
-    assert all(line.get_marker() == "o" for plot in plots for line in plot.get_lines())
+def test_long_curves_are_averaged(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [(n, n, 2.0 * n) for n in range(1, 301)])
+    page = html_page(Report(groups_in(tmp_path), SCORE))
+    data = json.loads(page.partition("const DATA = ")[2].partition(";</script>")[0])
+    curve = data["groups"][0]["curves"][SCORE]["env_steps"]
+    assert (len(curve["at"]), curve["at"][:2], curve["mean"][:2]) == (150, [1.5, 3.5], [3, 7])
 
 
 def test_json_has_everything_and_writes_no_file(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,7 +318,19 @@ def test_the_probability_of_improvement_by_hand() -> None:
     assert (sure.low, sure.value, sure.high) == (1.0, 1.0, 1.0)
 
 
-def test_a_sweep_says_which_jobs_have_no_result(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_one_seed_stay_apart_in_the_curves(tmp_path: Path) -> None:
+    for name, values in (("a", (1.0, 2.0)), ("b", (100.0, 200.0))):
+        write_run(tmp_path / name, [(10, 1.0, values[0]), (20, 2.0, values[1])], seed=1)
+    write_curves(tmp_path / "curves.csv", groups_in(tmp_path), SCORE)
+    rows = [line.split(",") for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]]
+    assert [(seed, value) for _, _, seed, _, _, value in rows] == [
+        *(("1", "1.0"), ("1", "2.0"), ("1-2", "100.0"), ("1-2", "200.0")),
+    ]
+
+
+def test_a_sweep_says_which_of_its_jobs_have_no_result(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = Sweep(runs, ["seed=1,2"])
     job = sweep.add(["seed=9"], lambda number: runs / str(number))
     job.state, job.error = "failed", "no memory"

@@ -1,0 +1,141 @@
+"""tensorboard/: an event per record, the typed values for the HParams tab, and a layout for the Custom Scalars tab."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from border_cli.core.metrics import SCORE, Record
+from border_cli.recorders.files import FileRecorder
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+EVENTS = "tensorboard"
+_LAYOUT = {
+    "returns": {
+        "evaluations": [SCORE],
+        "training": ["train/episode_return"],
+        "episode length": ["train/episode_length"],
+    },
+    "learning": {"losses and values": ["agent/.*"]},
+    "speed": {
+        "opt steps and env steps per second": ["throughput/.*_per_sec"],
+        "share of time spent waiting": ["async/.*_blocked"],
+        "env steps per opt step": ["throughput/samples_per_opt_step"],
+        "policy lag": ["async/policy_lag_.*"],
+    },
+}
+"""Of the Custom Scalars tab: by group and chart, patterns of metrics."""
+
+
+class TensorBoardRecorder(FileRecorder):
+    """Writes one event per record, in a file for each launch.
+
+    TensorBoard's step is the env step; opt_steps is a scalar.
+
+    Args:
+        purge_step: TensorBoard drops the events of earlier launches from this env step on. It is the env step after the
+            checkpoint's, so what was recorded at the checkpoint's env step may appear twice.
+        typed: the values that the commands of the run named, by key, for the HParams tab.
+    """
+
+    option = "tensorboard"
+
+    def __init__(self, folder: Path, purge_step: int = 0, typed: Mapping[str, str] | None = None) -> None:
+        # TensorBoard reads the files of a folder in the order of their names, and the clock may have been set back.
+        stamps = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]
+        stamp = max(int(time.time()), max(stamps, default=0) + 1)
+        name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
+        super().__init__(folder / name)
+        self.name = EVENTS
+        self._typed = typed or {}
+        self._purge_step = purge_step
+        self._newest = 0
+
+    def _encoded(self, record: Record) -> bytes:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # takes a tenth of a second
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        scalars = dict(record.values)
+        # An evaluation in its own process is recorded after later opt steps: the count would go back.
+        if record.opt_steps >= self._newest:
+            self._newest = record.opt_steps
+            scalars["opt_steps"] = float(record.opt_steps)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        now = time.time()
+        events = [Event(wall_time=now, step=record.env_steps, summary=Summary(value=values))]
+        if self._file.end == 0:
+            start = SessionLog(status=SessionLog.START)
+            head = Summary(value=[_typed_values(self._typed, now), _layout()])
+            events = [
+                Event(wall_time=now, file_version="brain.Event:2"),
+                Event(wall_time=now, step=self._purge_step, session_log=start),
+                Event(wall_time=now, step=self._purge_step, summary=head),
+                *events,
+            ]
+        data = io.BytesIO()
+        writer = RecordWriter(data)
+        for event in events:
+            writer.write(event.SerializeToString())
+        return data.getvalue()
+
+    def positions(self) -> dict[str, int]:
+        """None: a resumed run says from which step on TensorBoard drops what earlier launches wrote."""
+        return {}
+
+
+def _typed_values(typed: Mapping[str, str], now: float) -> Summary.Value:
+    """What the HParams tab shows of a run beside its metrics."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+    info = SessionStartInfo(start_time_secs=now)
+    for key, text in typed.items():
+        try:
+            info.hparams[key].number_value = float(text)
+        except ValueError:
+            info.hparams[key].string_value = text
+    data = HParamsPluginData(session_start_info=info, version=metadata.PLUGIN_DATA_VERSION)
+    return Summary.Value(
+        tag=metadata.SESSION_START_INFO_TAG,
+        metadata=metadata.create_summary_metadata(data),
+        tensor=metadata.NULL_TENSOR,
+    )
+
+
+def _layout() -> Summary.Value:
+    """What the Custom Scalars tab shows first."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.custom_scalar import metadata
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MultilineChartContent
+
+    layout = Layout(
+        category=[
+            Category(
+                title=group,
+                chart=[
+                    Chart(title=title, multiline=MultilineChartContent(tag=tags))
+                    for title, tags in charts.items()
+                ],
+            )
+            for group, charts in _LAYOUT.items()
+        ]
+    )
+    return Summary.Value(
+        tag=metadata.CONFIG_SUMMARY_TAG,
+        metadata=metadata.create_summary_metadata(),
+        tensor=TensorProto(
+            dtype=DT_STRING, string_val=[layout.SerializeToString()], tensor_shape=TensorShapeProto()
+        ),
+    )
