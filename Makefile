@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # with it each process that a test starts would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install dev train eval test check test-full test-extras test-gpu test-python test-package dist bench peers same-bits results readme screen clean
+.PHONY: install dev train eval test check test-full test-extras test-gpu test-python test-package dist docs bench peers same-bits results readme screen clean
 
 install: $(VENV)/.stamp
 
@@ -83,6 +83,14 @@ test-package: dist
 	tar -xzf dist/*.tar.gz -C $(TRIED)/source --strip-components 1
 	$(MAKE) -C $(TRIED)/source test
 
+# docs: the site of docs/, in site/; a dead link, or a page that mkdocs.yml does not name, is an error
+docs: $(VENV)/.stamp-docs
+	$(BIN)/mkdocs build --strict
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp
+	$(BIN)/python -m pip install -c constraints.txt -e '.[docs]'
+	@touch $@
+
 bench: dev
 	$(BIN)/python -m bench.speed $(ARGS)
 
@@ -107,4 +115,4 @@ screen: dev
 	$(BIN)/python -m bench.screen_picture
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site

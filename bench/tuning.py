@@ -7,7 +7,7 @@ searches the same space at random, with one whole run of each configuration and 
 The best configuration of each then runs on the same seeds, which neither has seen. What is compared is the mean of the
 evaluations. Results go to bench/results/tuning.jsonl after each half of a repetition; halves that are there are not run
 again.
-Writes a table of all repetitions, with the mean difference and its 95% interval, into docs/sweeps.md. A
+Writes a table of all repetitions, with the mean difference and its 95% interval, into docs/guides/tuning.md. A
 repetition takes 10 to 20 minutes for CartPole and 30 to 60 for Acrobot on two cores.
 """
 
@@ -34,7 +34,7 @@ from border_cli.recorders.files import METRICS_FILE, read_jsonl
 from border_cli.sweeps.jobs import Sweep
 
 RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
-PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "tuning.md"
 WARMUP, OPT_INTERVAL, EVALUATIONS = 1_000, 4, 9
 
 
