@@ -106,7 +106,7 @@ same-bits: dev
 results: dev
 	$(BIN)/python -m bench.results $(ARGS)
 
-# readme: the table of agents and environments in README.md, and that of docs/metrics.md
+# readme: the tables of README.md, and the generated parts of docs/reference/, docs/agents/ and docs/coming-from.md
 readme: dev
 	$(BIN)/python -m bench.readme_table
 

@@ -1,21 +1,36 @@
-"""`make readme`: README's table of agents and environments, and the tables of docs/metrics.md and docs/keys.md."""
+"""`make readme`: README's table of agents and environments, and what docs/ generates: docs/reference/, docs/agents/ and the
+words of other tools in docs/coming-from.md.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from bench import agent_pages
 from bench.report import markdown, write_between_marks
+from bench.results import all_stored
+from border_cli.cli import translate
+from border_cli.cli.compose import Composer
+from border_cli.cli.entry import read_page
+from border_cli.cli.help import help_page
 from border_cli.config.convert import as_typed, describe_range, section_keys
 from border_cli.config.presets import conf_dir, tuned_for
 from border_cli.config.registry import AGENTS, TABLES
-from border_cli.config.schema import GROUPS, TrainConfig
+from border_cli.config.schema import OptionInfo, TrainConfig
 from border_cli.core.metrics import METRICS
 
 README = Path(__file__).parents[1] / "README.md"
-METRICS_PAGE = README.parent / "docs" / "metrics.md"
-KEYS_PAGE = README.parent / "docs" / "keys.md"
-KINDS = {"agent": ("dqn", "sac"), "buffer": ("prioritized",), "actor_manager": ("ray",)}
-"""Types whose keys are listed; the others of their groups have the same keys or fewer."""
+DOCS = README.parent / "docs"
+REFERENCE = DOCS / "reference"
+KINDS = {
+    "agent-dqn": ("agent", "dqn"),
+    "agent-sac": ("agent", "sac"),
+    "buffer": ("buffer", "prioritized"),
+    "actor_manager": ("actor_manager", "ray"),
+}
+"""Pages of keys by their name: the group, and the type whose keys are listed. The others have the same keys or fewer."""
+PLAIN = ("env", "trainer", "evaluator", "recorder", "checkpoint")
+"""Groups whose types all have the same keys."""
 
 
 def table() -> str:
@@ -53,30 +68,99 @@ def metrics_table() -> str:
     return markdown(["metric", "unit", "meaning", "depends on timing"], rows)
 
 
-def keys_page() -> str:
-    """Return a table of every group of the configuration, and one of the keys without a group."""
-    sections = {"": TrainConfig}
-    for group, section in vars(TrainConfig()).items():
-        if group in KINDS:
-            sections |= {f"{group}={kind}": TABLES[group][kind].config for kind in KINDS[group]}
-        elif group in GROUPS and group != "preset":
-            sections[group] = type(section)
-    tables = []
-    for title, cls in sections.items():
-        keys = {key: info for key, info in section_keys(cls).items() if "." not in key and key != "type"}
-        rows = []
-        for key, info in keys.items():
-            allowed = " or ".join(info.choices) or describe_range(info)
-            unit = f"{info.unit}, {allowed}".strip(", ")
-            value = getattr(cls(), key)
-            default = "auto" if info.auto and value is None else as_typed(value) or "''"
-            rows.append([f"`{key}`", f"`{default}`", unit, info.help.replace("|", "\\|").replace("<", "\\<")])
-        prefix = f"`{title}`" if title else "Keys without a group"
-        tables.append(f"## {prefix}\n\n{markdown(['key', 'default', 'unit and values', 'meaning'], rows)}")
-    return "\n\n".join(tables)
+def keys_of_class(cls: type) -> str:
+    """Return the table of a section's keys."""
+    rows = []
+    for key, info in _keys(cls).items():
+        allowed = " or ".join(info.choices) or describe_range(info)
+        unit = f"{info.unit}, {allowed}".strip(", ")
+        rows.append([f"`{key}`", f"`{_default(cls, key)}`", unit, _plain(info.help)])
+    return markdown(["key", "default", "unit and values", "meaning"], rows)
+
+
+def keys_of_kind(group: str, kind: str) -> str:
+    """Return the table of a type's keys, and what is different in the other types of its family."""
+    cls = TABLES[group][kind].config
+    differences = []
+    for name, entry in TABLES[group].items():
+        other = entry.config
+        if other is not cls and (issubclass(other, cls) or issubclass(cls, other)):
+            shared = [key for key in _keys(cls) if key in _keys(other)]
+            words = [
+                f"`{group}.{key}={_default(other, key)}`"
+                for key in shared
+                if _default(other, key) != _default(cls, key)
+            ]
+            missing = [f"`{key}`" for key in _keys(cls) if key not in shared]
+            if missing:
+                words.append(f"without {', '.join(missing)}")
+            differences.append(f"- `{group}={name}`: {', '.join(words)}")
+    parts = [keys_of_class(cls), "What is different with", "\n".join(differences)]
+    return "\n\n".join(parts if differences else parts[:1])
+
+
+def _keys(cls: type) -> dict[str, OptionInfo]:
+    return {key: info for key, info in section_keys(cls).items() if "." not in key and key != "type"}
+
+
+def _default(cls: type, key: str) -> str:
+    value = getattr(cls(), key)
+    return "auto" if section_keys(cls)[key].auto and value is None else as_typed(value) or "''"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def help_pages() -> str:
+    """Return the help of each command as it is printed."""
+    folder = f"{conf_dir()}"
+    pages = {"border-train --help": help_page(Composer([])).replace(folder, "<the folder of the config files>")}
+    pages["border-train"] = read_page("train-short")
+    pages |= {f"border-{name} --help": read_page(name) for name in ("eval", "report", "export", "bench")}
+    return "\n\n".join(f"## `{command}`\n\n```text\n{page.strip()}\n```" for command, page in pages.items())
+
+
+def words_table() -> str:
+    """Return the tables of what other tools call border-train's settings."""
+    words = translate.table()
+    meant = {target: _listed(names) for target, names in words["words"].items()}
+    settings = {t: names for t, names in meant.items() if "=" not in t and not t.startswith(("#", "-"))}
+    switches = {t: names for t, names in meant.items() if t not in settings and not t.startswith("#")}
+    without = {t.removeprefix("# "): names for t, names in meant.items() if t.startswith("#")}
+    algorithms = [[f"`{theirs}`", f"`agent={ours}`"] for theirs, ours in words["algorithms"].items()]
+    algorithms.append([_listed(words["on_policy"]), "none: on-policy"])
+    theirs = "in other tools"
+    parts = [
+        "### Settings with the same meaning",
+        markdown([theirs, "in border-train"], [[names, f"`{t}`"] for t, names in settings.items()]),
+        "### Switches",
+        markdown([theirs, "in border-train"], [[names, f"`{t}`"] for t, names in switches.items()]),
+        "### Without a setting of the same meaning",
+        markdown([theirs, "instead"], [[names, _plain(why)] for why, names in without.items()]),
+        "### Algorithms",
+        markdown([theirs, "in border-train"], algorithms),
+    ]
+    return "\n\n".join(parts)
+
+
+def _listed(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split())
+
+
+def main() -> None:
+    """Write all of them."""
+    write_between_marks(README, f"\n{table()}\n")
+    write_between_marks(REFERENCE / "metrics.md", f"\n{metrics_table()}\n")
+    write_between_marks(REFERENCE / "commands.md", f"\n{help_pages()}\n")
+    write_between_marks(DOCS / "coming-from.md", f"\n{words_table()}\n")
+    keys = {"index": keys_of_class(TrainConfig)}
+    keys |= {name: keys_of_class(type(getattr(TrainConfig(), name))) for name in PLAIN}
+    keys |= {name: keys_of_kind(*kind) for name, kind in KINDS.items()}
+    for name, text in keys.items():
+        write_between_marks(REFERENCE / "keys" / f"{name}.md", f"\n{text}\n")
+    agent_pages.write_pages(all_stored())
 
 
 if __name__ == "__main__":
-    write_between_marks(KEYS_PAGE, f"\n{keys_page()}\n")
-    write_between_marks(README, f"\n{table()}\n")
-    write_between_marks(METRICS_PAGE, f"\n{metrics_table()}\n")
+    main()
