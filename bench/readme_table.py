@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import agent_pages
 from bench.report import markdown, write_between_marks
-from bench.results import all_stored
+from bench.results import _all_stored
 from border_cli.cli import translate
 from border_cli.cli.compose import Composer
 from border_cli.cli.entry import read_page
@@ -159,7 +159,7 @@ def main() -> None:
     keys |= {name: keys_of_kind(*kind) for name, kind in KINDS.items()}
     for name, text in keys.items():
         write_between_marks(REFERENCE / "keys" / f"{name}.md", f"\n{text}\n")
-    agent_pages.write_pages(all_stored())
+    agent_pages.write_pages(_all_stored())
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ def main() -> None:
             f"{cell.name}: {result['evaluation']['mean']:.1f} after {result['minutes']:.1f} minutes",
             flush=True,
         )
-        write_page(all_stored())
-    if not chosen.list and not write_page(all_stored()):
+        write_page(_all_stored())
+    if not chosen.list and not write_page(_all_stored()):
         raise SystemExit(1)
 
 
@@ -210,7 +210,7 @@ def _is_missing(cell: Cell) -> bool:
     return result is None or result["older"]
 
 
-def all_stored() -> dict[str, list[dict[str, Any]]]:
+def _all_stored() -> dict[str, list[dict[str, Any]]]:
     """Return the stored results by row, in the order of the seeds: older ones where a row has no others."""
     results = {}
     for row in ROWS:
