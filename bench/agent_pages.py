@@ -23,7 +23,9 @@ def write_pages(results: Results) -> None:
     """Write the tables between the marks of the pages. results: of each row of `bench/table_of_runs.py`, by its name."""
     published: dict[str, dict[str, str]] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
     for agent in AGENTS:
-        write_between_marks(PAGES / f"{agent}.md", f"\n{_figures(agent, results, published.get(agent, {}))}\n")
+        write_between_marks(
+            PAGES / f"{agent}.md", f"\n{_figures(agent, results, published.get(agent, {}))}\n"
+        )
     write_between_marks(PAGES / "index.md", f"\n{_overview(results, published)}\n")
 
 

@@ -115,7 +115,9 @@ def _plain(text: str) -> str:
 def help_pages() -> str:
     """Return the help of each command as it is printed."""
     folder = f"{conf_dir()}"
-    pages = {"border-train --help": help_page(Composer([])).replace(folder, "<the folder of the config files>")}
+    pages = {
+        "border-train --help": help_page(Composer([])).replace(folder, "<the folder of the config files>")
+    }
     pages["border-train"] = read_page("train-short")
     pages |= {f"border-{name} --help": read_page(name) for name in ("eval", "report", "export", "bench")}
     return "\n\n".join(f"## `{command}`\n\n```text\n{page.strip()}\n```" for command, page in pages.items())
