@@ -85,7 +85,7 @@ test-package: dist
 
 # docs: the site of docs/, in site/; a dead link, or a page that mkdocs.yml does not name, is an error
 docs: $(VENV)/.stamp-docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp
 	$(BIN)/python -m pip install -c constraints.txt -e '.[docs]'

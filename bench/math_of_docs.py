@@ -11,9 +11,9 @@ from latex2mathml.converter import convert
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
-def on_page_content(page: str, **_: Any) -> str:
+def on_page_content(content: str, **_: Any) -> str:
     """Replace each formula that pymdownx.arithmatex has marked."""
-    return _FORMULA.sub(_mathml, page)
+    return _FORMULA.sub(_mathml, content)
 
 
 def _mathml(match: re.Match[str]) -> str:
