@@ -238,7 +238,7 @@ def _log_mujoco_warnings() -> None:
 
 def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:
     if not isinstance(env, gymnasium.Env):
-        hint = "; docs/extending.md shows how to wrap one of the old gym" if hasattr(env, "step") else ""
+        hint = "; docs/extending/environment.md wraps one of the old gym" if hasattr(env, "step") else ""
         name = f"{type(env).__module__}.{type(env).__qualname__}"
         raise UsageError(f"{label} returned a {name}", allowed=f"gymnasium.Env{hint}")
     return env

@@ -1,7 +1,7 @@
 """The number of tested cases and injected faults.
 
 `make test` runs a sample of the cases and injects few faults. TEST_FULL=1 (`make test-full`) runs all cases with as many
-faults as docs/reliability.md states.
+faults as docs/project/reliability.md states.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/extending.md: every module on the page is complete, and its command works."""
+"""docs/extending/: every module on these pages is complete, and its command works."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from tests.real_runs import Run, tiny
 from tests.trained import read_checkpoint
 from tests.warm import finished
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
-MODULES = dict(re.findall(r"```python\n# (my_\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
-COMMANDS = [shlex.split(line) for line in re.findall(r"```bash\nborder-train (.*)\n```", PAGE)]
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "extending").glob("*.md"))
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+MODULES = dict(re.findall(r"```python\n# (my_\w+)\.py\n(.*?)```", TEXT, re.DOTALL))
+COMMANDS = [shlex.split(line) for line in re.findall(r"```bash\nborder-train (.*)\n```", TEXT)]
 
 
 @pytest.fixture
 def modules(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make the modules of the page importable, and restore the registry afterwards."""
+    """Make the modules of the pages importable, and restore the registry afterwards."""
     for name, text in MODULES.items():
         (workplace / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(str(workplace))
@@ -39,7 +40,7 @@ def modules(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget_modules() -> None:
-    """Undoes the imports of the page's modules, as in a new process."""
+    """Undoes the imports of the pages' modules, as in a new process."""
     for table in registry.TABLES.values():
         for name in [name for name, entry in table.items() if entry.factory.startswith("my_")]:
             del table[name]
@@ -52,7 +53,7 @@ def module_of(args: list[str]) -> str:
     return module
 
 
-def test_the_page_has_a_command_for_each_module_but_the_script() -> None:
+def test_the_pages_have_a_command_for_each_module_but_the_script() -> None:
     assert sorted([*map(module_of, COMMANDS), "my_script"]) == sorted(MODULES)
 
 

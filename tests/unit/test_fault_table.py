@@ -1,4 +1,4 @@
-"""Every row of the fault table in docs/reliability.md has tests with its id in their names."""
+"""Every row of the fault tables in docs/project/reliability*.md has tests with its id in their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "reliability.md"
+PAGES = sorted((TESTS.parent / "docs" / "project").glob("reliability*.md"))
 ROWS = {
     "a": "actors and environments: 1 2 3 4 5 6 7 8 9 10 11 12",
     "b": "ratio, memory: 1 2 3 4 5",
@@ -23,7 +23,7 @@ ROWS = {
     "i": "trust and input: 1 2 3 4 5 6 7",
     "j": "habits of environments: 1 2 3 4 5 6 7 8 9 10",
 }
-"""d7 and f5 are campaigns (`tests/campaigns`), g5 is a table of docs/results.md."""
+"""d7 and f5 are campaigns (`tests/campaigns`), g5 is a table of docs/results/modes.md."""
 IDS = [f"{section}{n}" for section, rows in ROWS.items() for n in rows.partition(": ")[2].split()]
 CAMPAIGN = re.compile(r"`python -m tests\.campaigns (\S+)`")
 
@@ -39,10 +39,11 @@ def ids_in(path: Path) -> set[str]:
 
 
 def promises() -> dict[str, tuple[list[str], list[str]]]:
-    """Return ids and places of each row of the page, by its first cell."""
+    """Return ids and places of each row of the pages, by its first cell."""
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        for page in PAGES
+        for line in page.read_text(encoding="utf-8").splitlines()
         if re.match(r"\| [a-j]\d+", line)
     ]
     return {row[0]: (row[0].split(", "), row[3].split(", ")) for row in rows}
