@@ -94,7 +94,7 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp
 bench: dev
 	$(BIN)/python -m bench.speed $(ARGS)
 
-# peers: the same tasks with border-train and with other tools, in turn, up to two hours; writes docs/performance.md
+# peers: the same tasks with border-train and with other tools, in turn, up to two hours; writes docs/performance/peers.md
 peers: dev
 	$(BIN)/python -m bench.peers $(ARGS)
 
@@ -102,7 +102,7 @@ peers: dev
 same-bits: dev
 	$(BIN)/python -m bench.same_bits $(BASE) . $(ARGS)
 
-# results: the runs of bench/table_of_runs.py, one after the other, some hours; goes on where it was; writes docs/results.md
+# results: the runs of bench/table_of_runs.py, one after the other, some hours; goes on where it was; writes docs/results/
 results: dev
 	$(BIN)/python -m bench.results $(ARGS)
 

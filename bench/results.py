@@ -1,4 +1,4 @@
-"""`make results`: the runs of `bench/table_of_runs.py`, evaluated on new episodes. Writes docs/results.md.
+"""`make results`: the runs of `bench/table_of_runs.py`, evaluated on new episodes. Writes docs/results/.
 
     python -m bench.results [--only TEXT] [--page-only] [--list]
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import runs
-from bench.results_page import write_page
+from bench.results_page import write_pages
 from bench.table_of_runs import ROWS, Row
 from border_cli.cli.compose import Composer
 from border_cli.cli.overrides import parse_overrides
@@ -62,14 +62,14 @@ class Cell:
 
 
 def main() -> None:
-    """Run the missing cells and write the page."""
+    """Run the missing cells and write the pages."""
     parser = argparse.ArgumentParser(prog="make results", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--only",
         default="",
         help="runs whose name has one of these in it, such as cartpole_dqn,iqn_n_actors2_seed1",
     )
-    parser.add_argument("--page-only", action="store_true", help="write the page from what is there")
+    parser.add_argument("--page-only", action="store_true", help="write the pages from what is there")
     parser.add_argument("--list", action="store_true", help="show what is missing, and run nothing")
     chosen = parser.parse_args()
     wanted = [word for word in chosen.only.split(",") if word] or [""]
@@ -86,8 +86,8 @@ def main() -> None:
             f"{cell.name}: {result['evaluation']['mean']:.1f} after {result['minutes']:.1f} minutes",
             flush=True,
         )
-        write_page(_all_stored())
-    if not chosen.list and not write_page(_all_stored()):
+        write_pages(_all_stored())
+    if not chosen.list and not write_pages(_all_stored()):
         raise SystemExit(1)
 
 

@@ -1,7 +1,8 @@
-"""Writes docs/results.md from the results of finished runs."""
+"""Writes the pages of docs/results/ from the results of finished runs."""
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,34 +16,80 @@ from border_cli.core.metrics import SCORE, mean_interval
 from border_cli.report.runs import Curve, Group, RunRecord
 from border_cli.report.stats import band
 
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-CURVES = PAGE.parent / "curves"
+FOLDER = Path(__file__).parents[1] / "docs" / "results"
+CURVES = FOLDER / "curves"
+FAMILIES = {
+    "cartpole": ("cartpole",),
+    "classic-control": ("acrobot", "mountaincar", "mountaincarcontinuous", "pendulum"),
+    "box2d": ("lunarlander",),
+    "mujoco": ("halfcheetah", "hopper"),
+    "images": ("catch", "pong"),
+}
+"""The environments of each page."""
+OLDER = "Rows with † were measured with an older configuration ([what that means](index.md#older-rows))."
 Results = dict[str, list[dict[str, Any]]]
 
 
-def write_page(results: Results) -> bool:
-    """Write the tables between the marks of the page. Returns whether every finished row meets its bar."""
-    bars, defaults = ([row for row in ROWS if row.table == table] for table in ("bars", "defaults"))
-    parts = [
-        f"{machine()}.",
-        "### Targets",
-        _bars(bars, results),
-        "### Without a preset",
-        _bars(defaults, results),
-        "### Training modes compared",
-        _parity(results),
-        "### Curves",
-        *(f"![{path.stem}]({path.relative_to(PAGE.parent)})" for path in _pictures(bars, results)),
-        "### Each run",
-        _each(results),
-    ]
-    write_between_marks(PAGE, "\n" + "\n\n".join(parts) + "\n")
+def write_pages(results: Results) -> bool:
+    """Write the tables between the marks of each page. Returns whether every finished row meets its bar."""
+    bars, defaults, modes = (
+        [row for row in ROWS if row.table == table] for table in ("bars", "defaults", "parity")
+    )
+    pages = {name: [row for row in bars if row.env in envs] for name, envs in FAMILIES.items()}
+    pages["no-preset"] = defaults
+    for name, rows in pages.items():
+        pictures = _pictures(rows, results) if name in FAMILIES else []
+        _write(name, rows, results, _bars(rows, results), *pictures)
+    _write("modes", modes, results, _parity(modes, results))
+    links = {row.name: f"[{row.env}]({name}.md)" for name, rows in pages.items() for row in rows}
+    _write_between("index", [_summary(bars + defaults, results, links)])
     return all(_holds(row, results[row.name]) is not False for row in bars + defaults)
 
 
-def _env(row: Row, runs: list[dict[str, Any]]) -> str:
+def _write(name: str, rows: Sequence[Row], results: Results, *parts: str) -> None:
+    """Write a page: these parts, the commands, and a line for each run."""
+    older = [OLDER] if any(run["older"] for row in rows for run in results[row.name]) else []
+    commands = ["## Commands", f"```\n{_commands(rows)}\n```"]
+    _write_between(name, [parts[0], *older, *parts[1:], *commands, "## Each run", _each(rows, results)])
+
+
+def _write_between(name: str, parts: Sequence[str]) -> None:
+    text = "\n\n".join([f"{machine()}.", *parts])
+    write_between_marks(FOLDER / f"{name}.md", f"\n{text}\n")
+
+
+def _commands(rows: Sequence[Row]) -> str:
+    """The command of the first run of each row, and which other seeds there are."""
+    lines = []
+    for row in rows:
+        words = ["border-train", f"agent={row.agent}", *f"env={row.env}".split(), *row.args]
+        others = f"  # also seed={row.seeds[1]} to {row.seeds[-1]}" if len(row.seeds) > 1 else ""
+        lines.append(shlex.join([*words, f"seed={row.seeds[0]}"]) + others)
+    return "\n".join(lines)
+
+
+def _summary(rows: Sequence[Row], results: Results, links: dict[str, str]) -> str:
+    head = ["environment", "agent", "seeds", "env steps", "mean of the best", "target", "met"]
+    lines = []
+    for row in rows:
+        runs = results[row.name]
+        steps, mean = (f"{runs[0]['env_steps']:,}", _with_interval(_means(runs))) if runs else ("–", "–")
+        cells = [_seeds(row, runs), steps, mean, str(row.bar), _verdict(row, runs)]
+        lines.append([_marked(links[row.name], runs), row.agent, *cells])
+    return markdown(head, lines)
+
+
+def _marked(env: str, runs: list[dict[str, Any]]) -> str:
     """Return the environment, marked where the results are of an older configuration."""
-    return f"{row.env} †" if any(run["older"] for run in runs) else row.env
+    return f"{env} †" if any(run["older"] for run in runs) else env
+
+
+def _seeds(row: Row, runs: list[dict[str, Any]]) -> str:
+    return f"{len(runs)} of {len(row.seeds)}"
+
+
+def _minutes(runs: list[dict[str, Any]]) -> str:
+    return f"{statistics.median(run['minutes'] for run in runs):.1f}"
 
 
 def _means(runs: list[dict[str, Any]]) -> list[float]:
@@ -56,40 +103,43 @@ def _holds(row: Row, runs: list[dict[str, Any]]) -> bool | None:
     return row.bar.holds(_means(runs), [run["rise"] for run in runs])
 
 
+def _verdict(row: Row, runs: list[dict[str, Any]]) -> str:
+    missing = "seeds missing" if runs else "not yet run"
+    return {True: "yes", False: "**no**", None: missing}[_holds(row, runs)]
+
+
 def _bars(rows: list[Row], results: Results) -> str:
     head = ["environment", "agent", "seeds", "env steps", "mean of the best", "least", "mean of the last"]
-    head += ["target", "met", "published"]
+    head += ["minutes", "target", "met", "published"]
+    lines = []
+    for row in rows:
+        runs = results[row.name]
+        cells = ["–", "–", "–", "–", "–"]
+        if runs:
+            means, last = _means(runs), statistics.fmean(run["last"] for run in runs)
+            numbers = [_with_interval(means), f"{min(means):.1f}", f"{last:.1f}", _minutes(runs)]
+            cells = [f"{runs[0]['env_steps']:,}", *numbers]
+        published = row.bar.published if row.bar else ""
+        ends = [str(row.bar), _verdict(row, runs), published]
+        lines.append([_marked(row.env, runs), row.agent, _seeds(row, runs), *cells, *ends])
+    return markdown(head, lines)
+
+
+def _parity(rows: list[Row], results: Results) -> str:
+    half, last = "second half of the curve, mean and 95% interval", "last, mean and 95% interval"
+    head = ["environment", "agent", "training mode", "seeds", "mean of the best", half, last, "minutes"]
     lines = []
     for row in rows:
         runs = results[row.name]
         cells = ["–", "–", "–", "–"]
         if runs:
-            means, last = _means(runs), statistics.fmean(run["last"] for run in runs)
-            cells = [f"{runs[0]['env_steps']:,}", _with_interval(means), f"{min(means):.1f}", f"{last:.1f}"]
-        verdict = {True: "yes", False: "**no**", None: "not yet run" if not runs else "seeds missing"}[
-            _holds(row, runs)
-        ]
-        seeds, published = f"{len(runs)} of {len(row.seeds)}", row.bar.published if row.bar else ""
-        lines.append([_env(row, runs), row.agent, seeds, *cells, str(row.bar), verdict, published])
-    return markdown(head, lines)
-
-
-def _parity(results: Results) -> str:
-    half, last = "second half of the curve, mean and 95% interval", "last, mean and 95% interval"
-    head = ["environment", "agent", "training mode", "seeds", "mean of the best", half, last, "minutes"]
-    lines = []
-    for row in (row for row in ROWS if row.table == "parity"):
-        runs = results[row.name]
-        cells = ["–", "–", "–", "–"]
-        if runs:
-            minutes = statistics.median(run["minutes"] for run in runs)
             cells = [
                 _with_interval(_means(runs)),
                 _with_interval([second_half(run["curve"]) for run in runs]),
                 _with_interval([run["last"] for run in runs]),
-                f"{minutes:.1f}",
+                _minutes(runs),
             ]
-        lines.append([_env(row, runs), row.agent, row.way, f"{len(runs)} of {len(row.seeds)}", *cells])
+        lines.append([_marked(row.env, runs), row.agent, row.way, _seeds(row, runs), *cells])
     return markdown(head, lines)
 
 
@@ -98,7 +148,7 @@ def second_half(curve: Sequence[tuple[float, float, float]]) -> float:
     return statistics.fmean(mean for _, _, mean in curve[len(curve) // 2 :])
 
 
-def _each(results: Results) -> str:
+def _each(rows: Sequence[Row], results: Results) -> str:
     head = ["run", "best over new episodes", "at opt step", "last", "minutes", "commit"]
     lines = [
         [
@@ -109,21 +159,21 @@ def _each(results: Results) -> str:
             f"{run['minutes']:.1f}",
             run["commit"] + ("+" if run["dirty"] else ""),
         ]
-        for runs in results.values()
-        for run in runs
+        for row in rows
+        for run in results[row.name]
     ]
     return markdown(head, lines)
 
 
-def _pictures(rows: list[Row], results: Results) -> list[Path]:
-    """Draw a picture per environment: evaluation returns over env steps, run line per agent."""
+def _pictures(rows: list[Row], results: Results) -> list[str]:
+    """Draw a picture per environment: evaluation returns over env steps, a line per agent. Returns the pages' images."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     CURVES.mkdir(exist_ok=True)
-    written = []
+    images = []
     for env in dict.fromkeys(row.env for row in rows if results[row.name]):
         figure, plot = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
         for row in rows:
@@ -138,10 +188,11 @@ def _pictures(rows: list[Row], results: Results) -> list[Path]:
         plot.set(title=env, xlabel="env steps", ylabel="mean return of an evaluation")
         plot.grid(alpha=0.3)
         plot.legend(fontsize="small")
-        written.append(CURVES / f"{env}.png")
-        figure.savefig(written[-1], dpi=80, metadata={"Software": None})
+        path = CURVES / f"{env}.png"
+        figure.savefig(path, dpi=80, metadata={"Software": None})
         pyplot.close(figure)
-    return written
+        images.append(f"![Returns on {env} over env steps]({path.relative_to(FOLDER)})")
+    return images
 
 
 def _record(run: dict[str, Any]) -> RunRecord:

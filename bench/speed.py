@@ -3,7 +3,7 @@
     python -m bench.speed [--repetitions 5] [--only startup,learning,modes,acting,replay,transport] [--write]
 
 Everything compared is measured in turn within this one run; figures are medians, with least and greatest. `--write`
-puts them into docs/performance.md, which says what bounds each. About fifteen minutes on two cores.
+puts them into docs/performance/parts.md. About fifteen minutes on two cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import acting, learning, replay, startup, transport
 from bench.report import Figure, machine, markdown, write_between_marks
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "performance" / "parts.md"
 HEAD = ("", "median", "least to greatest", "unit", "promised")
 
 _PARTS: dict[str, Callable[[Path, int], list[Figure]]] = {

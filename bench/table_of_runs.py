@@ -1,4 +1,4 @@
-"""The table of runs for docs/results.md."""
+"""The table of runs for docs/results/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare whole runs with those of other tools, in turn on this machine. Writes their tables in docs/performance.md.
+"""Compare whole runs with those of other tools, in turn on this machine. Writes their tables in docs/performance/peers.md.
 
     python -m bench.peers [--tasks TASK …] [--peers PEER …] [--rounds N] [--compiled-only] [--print-only]
 
@@ -26,7 +26,7 @@ from bench.peers.tasks import PEERS, TASKS, Peer, Task
 from bench.peers.tool_runs import compile_opt_step, install, our_rate, peer_rate, start_evaluated
 from bench.report import machine, markdown, number, read_between_marks, write_between_marks
 
-PAGE = Path("docs/performance.md")
+PAGE = Path("docs/performance/peers.md")
 OURS = "border-train"
 FIRST = "border-train, nothing compiled yet"
 
