@@ -13,7 +13,7 @@ PACKAGE = Path(border_cli.__file__).parent
 SOURCES = {
     path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")
 }
-WALL_CLOCK = {"run/summary.py", "run/directory.py", "recorders/files.py", "recorders/trackers.py"}
+WALL_CLOCK = {"run/summary.py", "run/directory.py", "recorders/tensorboard.py", "recorders/trackers.py"}
 """Where the time of day is written down, for people. Nothing waits by it and no rate is computed from it."""
 UNSEEDED = {"runtime/seeding.py"}
 """The seeds of the generators that user code may draw from."""
