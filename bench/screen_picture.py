@@ -1,9 +1,9 @@
-"""The picture in the README: a real run in a terminal of its own, and its screen as SVG.
+"""The moving picture in the README: a real run in a terminal of its own, as an animated SVG in real time.
 
     python -m bench.screen_picture [docs/screen.svg [ARG…]]
 
-Runs `border-train ARG…` under a pseudo-terminal, follows what it draws, and keeps the last whole picture of
-the phase "training". The default arguments are those of `make train`.
+Runs `border-train ARG…` under a pseudo-terminal and keeps its screen twice a second. The machine should have nothing
+else to do, because the screen shows speeds and who waits for whom.
 """
 
 from __future__ import annotations
@@ -18,21 +18,56 @@ import subprocess
 import sys
 import tempfile
 import termios
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
 from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-WIDTH, HEIGHT = 88, 30
+WIDTH, HEIGHT = 88, 32
 PATH = Path("docs/screen.svg")
-ARGS = ("agent=dqn", "env=cartpole")
-_PHASE = "training"
-_BOTTOM = "╯"
-"""The last character of a whole picture."""
+ARGS = ("agent=dqn", "env=cartpole", "n_actors=auto")
+INTERVAL_S = 0.5
+HOLD_S = 6.0
+"""How long the last screen is shown before the picture starts again."""
 _CONTROLS = re.compile(r"(\x1b\[\d*A|\x1b\[2K|\x1b\[\?25[hl]|\r|\n)")
 _CUT_SHORT = re.compile(r"\x1b(\[[0-9;?]*)?\Z")
+_SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{title}">
+<style>
+text {{ font-family: "Fira Code", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 20px; white-space: pre }}
+{styles}
+.film {{ animation: film {seconds:.1f}s step-end infinite }}
+@media (prefers-reduced-motion: reduce) {{ .film {{ animation: none }} }}
+@keyframes film {{
+{keyframes}
+}}
+</style>
+<clipPath id="terminal"><rect width="{width:.0f}" height="{clip:.0f}"/></clipPath>
+<rect width="{width:.0f}" height="{height:.0f}" rx="8" fill="#292929"/>
+<circle cx="22" cy="21" r="7" fill="#ff5f57"/>
+<circle cx="44" cy="21" r="7" fill="#febc2e"/>
+<circle cx="66" cy="21" r="7" fill="#28c840"/>
+<text x="50%" y="27" text-anchor="middle" fill="#c5c8c6">{title}</text>
+<g transform="translate(8 42)" clip-path="url(#terminal)">
+<g class="film" transform="translate(0 -{last:.0f})">
+{drawing}
+</g>
+</g>
+</svg>
+"""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a terminal shows from a time on, in seconds since the command."""
+
+    seconds: float
+    lines: Sequence[str]
 
 
 class Screen:
@@ -54,9 +89,10 @@ class Screen:
         for piece in _CONTROLS.split(output[: len(output) - len(self._rest)]):
             self._take(piece)
 
-    def text(self) -> str:
-        """Return the lines without colours and without trailing empty lines."""
-        return "\n".join(Text.from_ansi(line).plain for line in self.lines).rstrip()
+    def is_whole(self) -> bool:
+        """Whether no line and no box is half drawn."""
+        text = "".join(self.lines)
+        return not self.lines[self._row] and text.count("╭") == text.count("╯")
 
     def _take(self, piece: str) -> None:
         if piece == "\n":
@@ -71,29 +107,49 @@ class Screen:
             self.lines[self._row] += piece
 
 
-def export(lines: Sequence[str], path: Path, title: str) -> None:
-    """Write the last lines of a screen, as many as the terminal has, as SVG."""
+def film(outputs: Iterator[str], command: str) -> list[Frame]:
+    """Return what the terminal shows at each interval and at the end, below the command."""
+    screen, began = Screen(), time.monotonic()
+    screen.feed(f"\x1b[1;32m$\x1b[0m {command}\r\n")
+    frames = [Frame(0.0, list(screen.lines))]
+    for output in outputs:
+        screen.feed(output)
+        seconds = time.monotonic() - began
+        if screen.is_whole() and seconds - frames[-1].seconds >= INTERVAL_S:
+            frames.append(Frame(seconds, list(screen.lines)))
+    return [*frames, Frame(time.monotonic() - began, list(screen.lines))]
+
+
+def export(frames: Sequence[Frame], path: Path, title: str) -> None:
+    """Write an SVG in which the frames lie below each other and move through a window of one frame."""
     console = Console(
         record=True, file=StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor"
     )
-    for line in lines[-HEIGHT:]:
-        console.print(Text.from_ansi(line), soft_wrap=True)
+    for frame in frames:
+        shown = [line for line in frame.lines if line][-HEIGHT:]
+        for line in [*shown, *[""] * (HEIGHT - len(shown))]:
+            console.print(Text.from_ansi(line), soft_wrap=True)
+    pieces = "{char_width}\0{line_height}\0{styles}\0{backgrounds}{matrix}"
+    exported = console.export_svg(code_format=pieces, unique_id="s", title="").split("\0")
+    char_width, line_height = (float(number) for number in exported[:2])
+    seconds = frames[-1].seconds + HOLD_S
+    keyframes = [
+        f"{100 * frame.seconds / seconds:.2f}% {{ transform: translateY(-{i * HEIGHT * line_height:.0f}px) }}"
+        for i, frame in enumerate(frames)
+    ]
+    text = _SVG.format(
+        width=WIDTH * char_width + 16,
+        height=HEIGHT * line_height + 50,
+        clip=HEIGHT * line_height,
+        title=escape(title),
+        seconds=seconds,
+        styles=exported[2],
+        keyframes="\n".join(keyframes),
+        last=(len(frames) - 1) * HEIGHT * line_height,
+        drawing=re.sub(r' clip-path="[^"]*"', "", exported[3]).replace("</text>", "</text>\n"),
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A fixed id instead of a hash of the content, so that pictures differ only where the screens do.
-    console.save_svg(str(path), title=title, unique_id="screen")
-
-
-def picture(outputs: Iterator[str]) -> list[str]:
-    """Return the lines of the last complete picture of the training phase. Raises SystemExit if there is none."""
-    screen, best = Screen(), list[str]()
-    for output in outputs:
-        screen.feed(output)
-        shown = screen.text()
-        if shown.endswith(_BOTTOM) and _PHASE in shown[shown.rindex("╭") :]:
-            best = [line for line in screen.lines if line]
-    if not best:
-        raise SystemExit(f"the run drew nothing while {_PHASE}; its output was:\n{screen.text()}")
-    return best
+    path.write_text(text, encoding="utf-8")
 
 
 def run_in_terminal(command: Sequence[str], folder: Path) -> Iterator[str]:
@@ -132,11 +188,12 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command and write the picture."""
     path = Path(arguments[0] if arguments else PATH).resolve()
     args = arguments[1:] or ARGS
+    command = f"border-train {' '.join(args)}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "border_cli", *args]
-        lines = picture(run_in_terminal(command, Path(folder)))
-    export(lines, path, f"border-train {' '.join(args)}")
-    print(f"wrote {path}")
+        frames = film(run_in_terminal([sys.executable, "-m", "border_cli", *args], Path(folder)), command)
+    export(frames, path, command)
+    print(*(Text.from_ansi(line).plain for line in frames[-1].lines), sep="\n")
+    print(f"wrote {path}: {len(frames)} frames, {path.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
