@@ -89,9 +89,13 @@ class Screen:
         for piece in _CONTROLS.split(output[: len(output) - len(self._rest)]):
             self._take(piece)
 
+    def text(self) -> str:
+        """Return the lines without colours and without trailing empty lines."""
+        return "\n".join(Text.from_ansi(line).plain for line in self.lines).rstrip()
+
     def is_whole(self) -> bool:
         """Whether no line and no box is half drawn."""
-        text = "".join(self.lines)
+        text = self.text()
         return not self.lines[self._row] and text.count("╭") == text.count("╯")
 
     def _take(self, piece: str) -> None:
@@ -192,7 +196,6 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         frames = film(run_in_terminal([sys.executable, "-m", "border_cli", *args], Path(folder)), command)
     export(frames, path, command)
-    print(*(Text.from_ansi(line).plain for line in frames[-1].lines), sep="\n")
     print(f"wrote {path}: {len(frames)} frames, {path.stat().st_size:,} bytes")
 
 
