@@ -19,7 +19,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Task:
-    """What to train. eval_interval: in opt steps, 0 for no evaluations. hidden: [units] of each layer."""
+    """What to train. eval_interval: in opt steps, 0 for no evaluations. hidden: [units] of each layer.
+
+    max_seconds: of training, None for no limit.
+    """
 
     agent: str
     env_id: str
@@ -28,6 +31,8 @@ class Task:
     max_env_steps: int
     eval_interval: int
     episodes: int
+    device: str = "cpu"
+    max_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,10 @@ ZOO_DQN = {
     "CartPole-v1": DqnValues(2.3e-3, 64, 100_000, 1_000, 10, 256, 128, 0.16, 0.04),
     "Acrobot-v1": DqnValues(6.3e-4, 128, 50_000, 0, 250, 4, 4, 0.12, 0.1),
     "LunarLander-v3": DqnValues(6.3e-4, 128, 50_000, 0, 250, 4, 4, 0.12, 0.1),
-    # A smaller replay and a shorter warm-up than the published ones: it only measures speed.
-    "ALE/Pong-v5": DqnValues(1e-4, 32, 20_000, 2_000, 1_000, 4, 1, 0.1, 0.01),
+    # A smaller replay and a shorter warm-up than the published ones: they only measure speed.
+    **dict.fromkeys(
+        ("ALE/Pong-v5", "ALE/Breakout-v5"), DqnValues(1e-4, 32, 20_000, 2_000, 1_000, 4, 1, 0.1, 0.01)
+    ),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import ale_py
 import gymnasium as gym
 from evaluator import ZOO_DQN, Evaluator, Task, task_from_command_line
@@ -14,16 +17,17 @@ from stable_baselines3.common.vec_env import VecFrameStack
 
 
 class EvaluatorCallback(BaseCallback):
-    """Calls the evaluator after each env step."""
+    """Calls the evaluator after each env step, and ends the training after `max_seconds`."""
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator, max_seconds: float | None) -> None:
         super().__init__()
         self._evaluator = evaluator
+        self._end = math.inf if max_seconds is None else time.perf_counter() + max_seconds
 
     def _on_step(self) -> bool:
         assert isinstance(self.model, OffPolicyAlgorithm)
         self._evaluator.after_training(self.model._n_updates, self.num_timesteps)
-        return True
+        return time.perf_counter() < self._end
 
 
 gym.register_envs(ale_py)
@@ -41,7 +45,7 @@ def make_model(task: Task) -> OffPolicyAlgorithm:
             learning_starts=10_000,
             policy_kwargs=policy,
             seed=task.seed,
-            device="cpu",
+            device=task.device,
         )
     values = ZOO_DQN[task.env_id]
     is_atari = task.env_id.startswith("ALE/")
@@ -65,7 +69,7 @@ def make_model(task: Task) -> OffPolicyAlgorithm:
         exploration_final_eps=values.epsilon_final,
         policy_kwargs=policy,
         seed=task.seed,
-        device="cpu",
+        device=task.device,
     )
 
 
@@ -74,7 +78,7 @@ def main() -> None:
     task = task_from_command_line()
     model = make_model(task)
     evaluator = Evaluator(task, lambda observations: model.predict(observations, deterministic=True)[0])
-    model.learn(task.max_env_steps, callback=EvaluatorCallback(evaluator))
+    model.learn(task.max_env_steps, callback=EvaluatorCallback(evaluator, task.max_seconds))
     evaluator.end(model._n_updates)
 
 
