@@ -127,10 +127,11 @@ def _peer_command(task: Task, peer: Peer, seed: int) -> list[str]:
         "eval_interval": 0 if task.target is None else task.eval_interval,
         "episodes": EPISODES,
     }
-    return [str(_python(peer)), "-u", str(PROGRAMS / peer.program), json.dumps(asked)]
+    return [str(python(peer)), "-u", str(PROGRAMS / peer.program), json.dumps(asked)]
 
 
-def _python(peer: Peer) -> Path:
+def python(peer: Peer) -> Path:
+    """The interpreter of the peer's environment."""
     return ENVIRONMENTS / peer.name / "bin" / "python"
 
 
@@ -144,6 +145,6 @@ def install(peer: Peer) -> None:
     print(f"installing {peer.name} into {folder}", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     subprocess.run(
-        [_python(peer), "-m", "pip", "install", "-q", "-c", "constraints.txt", *packages], check=True
+        [python(peer), "-m", "pip", "install", "-q", "-c", "constraints.txt", *packages], check=True
     )
     stamp.write_text(json.dumps(packages))
