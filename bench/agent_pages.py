@@ -31,7 +31,7 @@ def write_pages(results: Results) -> None:
 
 def _figures(agent: str, results: Results, published: dict[str, str]) -> str:
     """The table of an agent, and the commands of its measured rows."""
-    rows = {row.env: row for row in ROWS if row.agent == agent and row.table in ("bars", "defaults")}
+    rows = {row.env: row for row in ROWS if row.agent == agent and row.table == "bars"}
     tuned = [env for env, agents in tuned_for().items() if agent in agents]
     lines = []
     for env in [*rows, *(env for env in tuned if env not in rows)]:

@@ -16,7 +16,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from border_cli.cli.compose import Composer
 from border_cli.cli.overrides import parse_overrides
 from border_cli.config.convert import to_plain
 from border_cli.config.validate import unused
+from border_cli.core.metrics import SCORE
+from border_cli.report.runs import Curve, read_run
 
 KEPT = Path(__file__).parent / "results"
 RUNS = Path("runs/results")
@@ -54,7 +56,7 @@ class Cell:
         row = self.row
         return [
             f"agent={row.agent}",
-            *f"env={row.env}".split(),
+            f"env={row.env}",
             f"seed={self.seed}",
             *row.args,
             "checkpoint.keep=1",
@@ -142,7 +144,7 @@ def _result(cell: Cell, run_dir: Path, config: str, evaluation_s: float) -> dict
     (best,), (last,) = (
         (run_dir / "eval").glob(f"{model}-*episodes{cell.row.episodes}.json") for model in ("best", "step")
     )
-    evaluation = _json(best)
+    evaluation, curves = _json(best), read_run(run_dir).curves
     return {
         "cell": cell.name,
         "row": cell.row.name,
@@ -151,6 +153,7 @@ def _result(cell: Cell, run_dir: Path, config: str, evaluation_s: float) -> dict
         "commit": _git("rev-parse", "--short", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--", "border_cli", "conf")),
         "minutes": round((summary["seconds"] + evaluation_s) / 60, 2),  # of all launches of the run
+        "cpu_minutes": round(float(curves["throughput/samples_total"].cpu_seconds[-1]) / 60, 2),
         "env_steps": summary["counters"]["env_steps"],
         "opt_steps": summary["counters"]["opt_steps"],
         "last": _json(last)["mean"],
@@ -158,15 +161,14 @@ def _result(cell: Cell, run_dir: Path, config: str, evaluation_s: float) -> dict
         "best_opt_steps": evaluation["opt_steps"],
         "evaluation": {name: evaluation[name] for name in ("episodes", "mean", "std", "min", "max")},
         "rise": _rise(run_dir),
-        "curve": list(_curve(run_dir)),
+        "curve": _rows(curves[SCORE]),
     }
 
 
-def _curve(run_dir: Path) -> Iterator[list[float]]:
-    """Yield env steps, seconds and mean return of each evaluation."""
-    for record in runs.records(run_dir):
-        if "eval/return_mean" in record:
-            yield [record["env_steps"], round(record["time"], 1), round(record["eval/return_mean"], 2)]
+def _rows(curve: Curve) -> list[list[float]]:
+    """Return env steps, seconds, CPU-seconds and mean return of each evaluation."""
+    columns = (curve.env_steps, curve.seconds, curve.cpu_seconds, curve.values)
+    return [[round(float(number), 2) for number in row] for row in zip(*columns, strict=True)]
 
 
 def _rise(run_dir: Path) -> float:

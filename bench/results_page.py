@@ -22,7 +22,7 @@ FAMILIES = {
     "cartpole": ("cartpole",),
     "classic-control": ("acrobot", "mountaincar", "mountaincarcontinuous", "pendulum"),
     "box2d": ("lunarlander",),
-    "mujoco": ("halfcheetah", "hopper"),
+    "mujoco": ("halfcheetah",),
     "images": ("catch", "pong"),
 }
 """The environments of each page."""
@@ -32,18 +32,14 @@ Results = dict[str, list[dict[str, Any]]]
 
 def write_pages(results: Results) -> bool:
     """Write the tables between the marks of each page. Returns whether every finished row meets its bar."""
-    bars, defaults, modes = (
-        [row for row in ROWS if row.table == table] for table in ("bars", "defaults", "parity")
-    )
+    bars, modes = ([row for row in ROWS if row.table == table] for table in ("bars", "parity"))
     pages = {name: [row for row in bars if row.env in envs] for name, envs in FAMILIES.items()}
-    pages["no-preset"] = defaults
     for name, rows in pages.items():
-        pictures = _pictures(rows, results) if name in FAMILIES else []
-        _write(name, rows, results, _bars(rows, results), *pictures)
+        _write(name, rows, results, _bars(rows, results), *_pictures(rows, results))
     _write("modes", modes, results, _parity(modes, results))
     links = {row.name: f"[{row.env}]({name}.md)" for name, rows in pages.items() for row in rows}
-    _write_between("index", [_summary(bars + defaults, results, links)])
-    return all(_holds(row, results[row.name]) is not False for row in bars + defaults)
+    _write_between("index", [_summary(bars, results, links)])
+    return all(_holds(row, results[row.name]) is not False for row in bars)
 
 
 def _write(name: str, rows: Sequence[Row], results: Results, *parts: str) -> None:
@@ -62,7 +58,7 @@ def _commands(rows: Sequence[Row]) -> str:
     """The command of the first run of each row, and which other seeds there are."""
     lines = []
     for row in rows:
-        words = ["border-train", f"agent={row.agent}", *f"env={row.env}".split(), *row.args]
+        words = ["border-train", f"agent={row.agent}", f"env={row.env}", *row.args]
         others = f"  # also seed={row.seeds[1]} to {row.seeds[-1]}" if len(row.seeds) > 1 else ""
         lines.append(shlex.join([*words, f"seed={row.seeds[0]}"]) + others)
     return "\n".join(lines)
@@ -88,8 +84,8 @@ def _seeds(row: Row, runs: list[dict[str, Any]]) -> str:
     return f"{len(runs)} of {len(row.seeds)}"
 
 
-def _minutes(runs: list[dict[str, Any]]) -> str:
-    return f"{statistics.median(run['minutes'] for run in runs):.1f}"
+def _cpu_minutes(runs: list[dict[str, Any]]) -> str:
+    return f"{statistics.median(run['cpu_minutes'] for run in runs):.1f}"
 
 
 def _means(runs: list[dict[str, Any]]) -> list[float]:
@@ -110,14 +106,14 @@ def _verdict(row: Row, runs: list[dict[str, Any]]) -> str:
 
 def _bars(rows: list[Row], results: Results) -> str:
     head = ["environment", "agent", "seeds", "env steps", "mean of the best", "least", "mean of the last"]
-    head += ["minutes", "target", "met", "published"]
+    head += ["CPU-minutes", "target", "met", "published"]
     lines = []
     for row in rows:
         runs = results[row.name]
         cells = ["–", "–", "–", "–", "–"]
         if runs:
             means, last = _means(runs), statistics.fmean(run["last"] for run in runs)
-            numbers = [_with_interval(means), f"{min(means):.1f}", f"{last:.1f}", _minutes(runs)]
+            numbers = [_with_interval(means), f"{min(means):.1f}", f"{last:.1f}", _cpu_minutes(runs)]
             cells = [f"{runs[0]['env_steps']:,}", *numbers]
         published = row.bar.published if row.bar else ""
         ends = [str(row.bar), _verdict(row, runs), published]
@@ -127,7 +123,7 @@ def _bars(rows: list[Row], results: Results) -> str:
 
 def _parity(rows: list[Row], results: Results) -> str:
     half, last = "second half of the curve, mean and 95% interval", "last, mean and 95% interval"
-    head = ["environment", "agent", "training mode", "seeds", "mean of the best", half, last, "minutes"]
+    head = ["environment", "agent", "training mode", "seeds", "mean of the best", half, last, "CPU-minutes"]
     lines = []
     for row in rows:
         runs = results[row.name]
@@ -137,26 +133,26 @@ def _parity(rows: list[Row], results: Results) -> str:
                 _with_interval(_means(runs)),
                 _with_interval([second_half(run["curve"]) for run in runs]),
                 _with_interval([run["last"] for run in runs]),
-                _minutes(runs),
+                _cpu_minutes(runs),
             ]
         lines.append([_marked(row.env, runs), row.agent, row.way, _seeds(row, runs), *cells])
     return markdown(head, lines)
 
 
-def second_half(curve: Sequence[tuple[float, float, float]]) -> float:
-    """Return the mean return over the second half of the evaluations. curve: (env steps, seconds, mean return)."""
-    return statistics.fmean(mean for _, _, mean in curve[len(curve) // 2 :])
+def second_half(curve: Sequence[Sequence[float]]) -> float:
+    """Return the mean return over the second half of the evaluations. curve: rows of `bench.results`."""
+    return statistics.fmean(mean for *_, mean in curve[len(curve) // 2 :])
 
 
 def _each(rows: Sequence[Row], results: Results) -> str:
-    head = ["run", "best over new episodes", "at opt step", "last", "minutes", "commit"]
+    head = ["run", "best over new episodes", "at opt step", "last", "CPU-minutes", "commit"]
     lines = [
         [
             run["cell"],
             f"{run['evaluation']['mean']:.1f} ± {run['evaluation']['std']:.1f} ({run['evaluation']['episodes']:,})",
             f"{run['best_opt_steps']:,} of {run['opt_steps']:,}",
             f"{run['last']:.1f}" + (f" ({run['last_episodes']:,})" if "last_episodes" in run else ""),
-            f"{run['minutes']:.1f}",
+            f"{run['cpu_minutes']:.1f}",
             run["commit"] + ("+" if run["dirty"] else ""),
         ]
         for row in rows
@@ -196,10 +192,8 @@ def _pictures(rows: list[Row], results: Results) -> list[str]:
 
 
 def _record(run: dict[str, Any]) -> RunRecord:
-    env_steps, seconds, values = (np.array(column, np.float64) for column in zip(*run["curve"], strict=True))
-    return RunRecord(
-        Path(run["cell"]), {}, {}, {SCORE: Curve(env_steps, seconds, np.full(len(values), np.nan), values)}
-    )
+    env_steps, seconds, cpu_seconds, values = np.array(run["curve"], np.float64).T
+    return RunRecord(Path(run["cell"]), {}, {}, {SCORE: Curve(env_steps, seconds, cpu_seconds, values)})
 
 
 def _with_interval(values: list[float]) -> str:
