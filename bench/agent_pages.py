@@ -21,12 +21,18 @@ Results = dict[str, list[dict[str, Any]]]
 
 def write_pages(results: Results) -> None:
     """Write the tables between the marks of the pages. results: of each row of `bench/table_of_runs.py`, by its name."""
-    published: dict[str, dict[str, str]] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    published = read_published()
     for agent in AGENTS:
         write_between_marks(
             PAGES / f"{agent}.md", f"\n{_figures(agent, results, published.get(agent, {}))}\n"
         )
     write_between_marks(PAGES / "index.md", f"\n{_overview(results, published)}\n")
+
+
+def read_published() -> dict[str, dict[str, str]]:
+    """Return what other projects publish, by agent and environment."""
+    published: dict[str, dict[str, str]] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    return published
 
 
 def _figures(agent: str, results: Results, published: dict[str, str]) -> str:
@@ -49,21 +55,22 @@ def _figures(agent: str, results: Results, published: dict[str, str]) -> str:
 
 def _overview(results: Results, published: dict[str, dict[str, str]]) -> str:
     """A table of environments and agents with the status of each preset."""
+    known = statuses(results, published)
+    lines = [[f"`{env}`", *(known.get((env, agent), "") for agent in AGENTS)] for env in tuned_for()]
+    return markdown(["`env=`", *(f"[{agent}]({agent}.md)" for agent in AGENTS)], lines)
+
+
+def statuses(results: Results, published: dict[str, dict[str, str]]) -> dict[tuple[str, str], str]:
+    """Return what is known about the preset of each (environment, agent)."""
     rows = {(row.env, row.agent): row for row in ROWS if row.table == "bars"}
-    lines = []
-    for env in tuned_for():
-        cells = []
-        for agent in AGENTS:
+    known = {}
+    for env, agents in tuned_for().items():
+        for agent in agents:
             row = rows.get((env, agent))
             runs = results.get(row.name, []) if row else []
-            values = shipped().get(f"{agent}_{env}")
-            if values is None:
-                cells.append("")
-                continue
-            is_published = env in published.get(agent, {})
-            cells.append(_status(row, runs, is_published, values["trainer"]["max_env_steps"]))
-        lines.append([f"`{env}`", *cells])
-    return markdown(["`env=`", *(f"[{agent}]({agent}.md)" for agent in AGENTS)], lines)
+            budget = shipped()[f"{agent}_{env}"]["trainer"]["max_env_steps"]
+            known[env, agent] = _status(row, runs, env in published.get(agent, {}), budget)
+    return known
 
 
 def _status(row: Row | None, runs: list[dict[str, Any]], is_published: bool, budget: int | None) -> str:

@@ -1,9 +1,10 @@
-"""`make readme`: README's table of agents and environments, and what docs/ generates: docs/reference/, docs/agents/ and the
+"""`make readme`: README's table of agents, and what docs/ generates: docs/reference/, docs/agents/ and the
 words of other tools in docs/coming-from.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import agent_pages
@@ -14,7 +15,7 @@ from border_cli.cli.compose import Composer
 from border_cli.cli.entry import read_page
 from border_cli.cli.help import help_page
 from border_cli.config.convert import as_typed, describe_range, section_keys
-from border_cli.config.presets import conf_dir, tuned_for
+from border_cli.config.presets import conf_dir, shipped
 from border_cli.config.registry import AGENTS, TABLES
 from border_cli.config.schema import OptionInfo, TrainConfig
 from border_cli.core.metrics import METRICS
@@ -33,28 +34,31 @@ PLAIN = ("env", "trainer", "evaluator", "recorder", "checkpoint")
 """Groups whose types all have the same keys."""
 
 
+HERE = ("reproduced here", "measured here")
+"""Columns of README's table, by the status of a preset; the last column has all others."""
+
+
 def table() -> str:
-    """Return the table of agents and environments: the first comment of each config file, and the pairs with presets."""
-    # Read from the files, because plugins may have registered more in this process.
-    agents, envs = (
-        sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")) for group in ("agent", "env")
-    )
-    tuned = tuned_for()
-    rows = [
-        [f"`{agent}`", _says("agent", agent), ", ".join(env for env in tuned if agent in tuned[env])]
-        for agent in agents
-    ]
-    others = ", ".join(f"`{env}`" for env in envs if env not in ("gym", "atari"))
-    return (
-        f"{markdown(['`agent=`', 'what it is', 'presets for `env=`'], rows)}\n\n"
-        f"Environments by name: {others}; `atari` takes any game of ALE by its id, `gym` takes any gymnasium id and any "
-        "environment class by its import path."
-    )
+    """Return the table of agents: their action space, and the environments of their presets by status."""
+    known = agent_pages.statuses(_all_stored(), agent_pages.read_published())
+    rows = []
+    for agent in AGENTS:
+        envs: dict[str, list[str]] = {status: [] for status in (*HERE, "")}
+        for (env, other), status in known.items():
+            if other == agent:
+                envs[status if status in HERE else ""].append(env)
+        actions = "Box" if agent in ("sac", "td3", "tqc") else "Discrete"
+        page = f"[`{agent}`](docs/agents/{agent}.md)"
+        rows.append([page, actions, *(_environments(agent, names) for names in envs.values())])
+    return markdown(["`agent=`", "actions", *HERE, "preset, not reproduced here"], rows)
 
 
-def _says(group: str, option: str) -> str:
-    first = (conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines()[0]
-    return first.removeprefix("# ").split(". ")[0].rstrip(".")
+def _environments(agent: str, names: Sequence[str]) -> str:
+    """Names of environments; two Atari games or more are counted."""
+    atari = [env for env in names if shipped()[f"{agent}_{env}"]["preset"]["env_id"].startswith("ALE/")]
+    if len(atari) < 2:
+        return ", ".join(names)
+    return ", ".join([*(env for env in names if env not in atari), f"{len(atari)} Atari games"])
 
 
 def metrics_table() -> str:
