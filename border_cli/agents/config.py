@@ -44,6 +44,10 @@ class NetworkConfig(AgentConfig):
         unit="channels",
         ge=1,
     )
+    kernels: list[int] = option(
+        [], "width and height of each convolution's kernel; []: by the size of the image", unit="pixels", ge=1
+    )
+    strides: list[int] = option([], "stride of each convolution in kernels", unit="pixels", ge=1)
     normalize_obs: bool = option(
         False,
         "normalise observations by their running mean and standard deviation, clipped to ±10; the statistics are a "
@@ -63,6 +67,16 @@ class NetworkConfig(AgentConfig):
         choices=("float32", "bfloat16"),
     )
 
+    def validate(self) -> None:
+        super().validate()
+        n = len(self.channels)
+        if self.kernels + self.strides and (len(self.kernels), len(self.strides)) != (n, n):
+            raise UsageError(
+                f"agent.channels has {n} convolutions, agent.kernels {len(self.kernels)}, "
+                f"agent.strides {len(self.strides)}",
+                allowed="lists of the same length; or kernels and strides [], for those of the size of the image",
+            )
+
     def resolve(self, opt_steps: int | None, may_switch: bool) -> NetworkConfig:
         if self.compile == "auto" and not may_switch:
             return replace(self, compile="false").resolve(opt_steps, may_switch)
@@ -74,6 +88,11 @@ class NetworkConfig(AgentConfig):
                 allowed="agent.lr_opt_steps=<number>, or a budget of trainer.max_opts",
             )
         return replace(self, lr_opt_steps=opt_steps)
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """(kernel, stride) of each convolution; none where the size of the image decides."""
+        return list(zip(self.kernels, self.strides, strict=True))
 
     def lr_scale(self, number: int) -> float:
         """The factor of every learning rate at opt step `number`, from 1: 1 at the first, lr_final after lr_opt_steps."""

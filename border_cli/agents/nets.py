@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, Obs, ObsLeaf, ObsSpec
 
 _MAX_SCALED_RANGE = 255
@@ -25,6 +26,7 @@ class Encoder(nn.Module):
 
     Args:
         channels: of each convolution; images are flattened if there are none.
+        windows: (kernel, stride) of each convolution; none: by the size of the image.
         normalize: whether the leaves of which `is_normalizable` is true are normalised.
 
     Attributes:
@@ -34,13 +36,20 @@ class Encoder(nn.Module):
     """
 
     def __init__(
-        self, spec: ObsSpec, channels: Sequence[int], generator: torch.Generator, normalize: bool = False
+        self,
+        spec: ObsSpec,
+        channels: Sequence[int],
+        generator: torch.Generator,
+        normalize: bool = False,
+        windows: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__()
         self._images = [leaf for leaf in spec.leaves if channels and is_image(leaf)]
         normalized = [leaf for leaf in spec.leaves if normalize and is_normalizable(leaf)]
         self.vectors = [leaf for leaf in spec.leaves if leaf not in self._images + normalized]
-        self.convolutions = nn.ModuleList(Convolutions(leaf, channels, generator) for leaf in self._images)
+        self.convolutions = nn.ModuleList(
+            Convolutions(leaf, channels, windows, generator) for leaf in self._images
+        )
         self.normalizers = nn.ModuleList(map(Normalizer, normalized))
         self.normalized = [leaf.name for leaf in normalized]
         self.has_images = bool(self._images)
@@ -359,23 +368,36 @@ def channels_first(leaf: ObsLeaf, value: Tensor) -> Tensor:
 class Convolutions(nn.Module):
     """ReLU convolutions of one image leaf, flattened. channels: of each layer · features: length of the result.
 
-    Large images get the kernels and strides of Atari's network. Small ones get kernels of 3 that keep the size; from the
-    second layer on, strides of 2 halve it while the shorter side is longer than 4.
+    Without `windows`, large images get the kernels and strides of Atari's network. Small ones get kernels of 3 that keep
+    the size; from the second layer on, strides of 2 halve it while the shorter side is longer than 4.
     """
 
-    def __init__(self, leaf: ObsLeaf, channels: Sequence[int], generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        leaf: ObsLeaf,
+        channels: Sequence[int],
+        windows: Sequence[tuple[int, int]],
+        generator: torch.Generator,
+    ) -> None:
         super().__init__()
         self.leaf = leaf
         height, width, n_in = image_shape(leaf)
         is_large = min(height, width) >= _LARGE
         layers = []
         for i, (before, after) in enumerate(pairwise([n_in, *channels])):
-            if is_large and i < len(_ATARI):
+            if windows:
+                (kernel, stride), padding = windows[i], 0
+            elif is_large and i < len(_ATARI):
                 kernel, stride, padding = _ATARI[i]
             else:
                 kernel, stride, padding = 3, 2 if i > 0 and min(height, width) > 4 else 1, 1
             layers.append(_Convolution(before, after, kernel, stride, padding, generator))
             height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+            if min(height, width) < 1:
+                raise UsageError(
+                    f"agent.kernels: convolution {i + 1} has a kernel of {kernel} pixels, which its input is smaller than",
+                    allowed="smaller kernels, smaller strides or fewer convolutions",
+                )
         self.layers = nn.ModuleList(layers)
         self.features = height * width * ([n_in, *channels][-1])
 

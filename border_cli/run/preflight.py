@@ -136,11 +136,12 @@ def _check_effects(overrides: Collection[str], spec: EnvSpec) -> None:
     """Raise UsageError for a typed key of the network that has no effect on these observations."""
     from border_cli.agents.nets import has_images, is_normalizable  # torch is imported by now
 
-    if "agent.channels" in overrides and not has_images(spec.inputs):
-        raise UsageError(
-            "agent.channels has no effect on these observations: none of them is an image",
-            allowed="agent.channels with images, agent.hidden for layers on vectors",
-        )
+    for key in ("agent.channels", "agent.kernels", "agent.strides"):
+        if key in overrides and not has_images(spec.inputs):
+            raise UsageError(
+                f"{key} has no effect on these observations: none of them is an image",
+                allowed=f"{key} with images, agent.hidden for layers on vectors",
+            )
     if "agent.normalize_obs" in overrides and not any(map(is_normalizable, spec.inputs.leaves)):
         raise UsageError(
             "agent.normalize_obs has no effect on these observations: images, discrete values and integers of a "

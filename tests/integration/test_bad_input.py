@@ -61,6 +61,7 @@ COMPOSITION = [
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
     Row("preset=dqn_atari", "preset=dqn_atari was tuned for ALE/*|preset=none"),
     Row("agent=sac env=pendulum preset=td3_pendulum", "was tuned for another agent|preset=none"),
+    Row("env=catch agent.kernels=[5]", "agent.channels has 3 convolutions|same length"),
     Row("agent=rainbow buffer.initial_priority=actor", "actors with agent=rainbow cannot compute|=max"),
     Row("trainer.stop_return=9 evaluator.episodes=1", "needs an interval|evaluator.episodes of at least 2"),
 ]
@@ -80,6 +81,7 @@ PREFLIGHT = [
     Row("env=gym env.entry_point=tests.envs:FourValues", "env: step() returns 4 values"),
     Row("env=gym env.imports=[tests.envs] env.id=tests/NoEnv-v0", "raised when it was made|gymnasium.Env"),
     Row("env=gym env.id=Pendulum-v1", "Discrete"),
+    Row("agent.strides=[8,8,8] agent.kernels=[8,8,8]", "agent.kernels has no effect|agent.hidden"),
     Row("agent.channels=[8]", "agent.channels has no effect|none of them is an image|agent.hidden"),
     Row("buffer.capacity=1e12", "GiB|buffer.capacity", RESOURCES),
     Row("device=cuda:63", "device|cuda:63"),

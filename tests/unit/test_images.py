@@ -17,6 +17,7 @@ from border_cli.agents.nets import (
     image_shape,
     is_image,
 )
+from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ObsLeaf, ObsSpec
 
 
@@ -88,22 +89,31 @@ def test_channels_are_not_mixed() -> None:
 
 
 def test_atari_frames_get_ataris_network() -> None:
-    network = Convolutions(leaf((4, 84, 84), stack=4), [32, 64, 64], generator())
+    network = Convolutions(leaf((4, 84, 84), stack=4), [32, 64, 64], [], generator())
     shapes = [tuple(layer.weight.shape) for layer in network.layers]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
     assert network.features == 3136
 
 
+def test_typed_kernels_are_used_without_padding() -> None:
+    """84 pixels, then (84 - 5) // 5 + 1 = 16, then 3."""
+    network = Convolutions(leaf((4, 84, 84), stack=4), [32, 64], [(5, 5), (5, 5)], generator())
+    assert [tuple(layer.weight.shape) for layer in network.layers] == [(32, 4, 5, 5), (64, 32, 5, 5)]
+    assert network.features == 64 * 3 * 3
+    with pytest.raises(UsageError, match="convolution 2 has a kernel of 5 pixels"):
+        Convolutions(leaf((12, 12, 1)), [8, 8], [(5, 5), (5, 5)], generator())
+
+
 @pytest.mark.parametrize(("side", "layers"), [(5, 5), (7, 1), (36, 3)])
 def test_every_size_has_a_network_with_the_stated_number_of_features(side: int, layers: int) -> None:
     image = leaf((side, side + 3, 3))
-    network = Convolutions(image, [4] * layers, generator())
+    network = Convolutions(image, [4] * layers, [], generator())
     assert network(torch.zeros(2, *image.shape, dtype=torch.uint8)).shape == (2, network.features)
     assert network.features > 0
 
 
 def test_scaling_by_the_bounds_of_the_space() -> None:
-    network = Convolutions(leaf((5, 5, 1)), [1], generator())
+    network = Convolutions(leaf((5, 5, 1)), [1], [], generator())
     with torch.no_grad():
         network.layers[0].weight.zero_()
         network.layers[0].weight[0, 0, 1, 1] = 1.0

@@ -110,6 +110,7 @@ class DqnConfig(NetworkConfig):
         return {"categorical": self.atoms, "quantile": self.quantiles}.get(self.head, 1)
 
     def validate(self) -> None:
+        super().validate()
         if (
             self.head == "categorical"
             and self.v_min is not None

@@ -86,7 +86,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: DqnConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.inputs, config.channels, generator, config.normalize_obs)
+        self.encoder = Encoder(spec.inputs, config.channels, generator, config.normalize_obs, config.windows)
         self.n_actions, self._outputs = spec.action.n, config.outputs
         self.is_implicit = config.head == "implicit_quantile"
         self.act_quantiles = config.act_quantiles

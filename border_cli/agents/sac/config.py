@@ -109,6 +109,7 @@ class SacConfig(NetworkConfig):
     )
 
     def validate(self) -> None:
+        super().validate()
         allowed = EXPLORATIONS[self.policy]
         if self.exploration not in allowed:
             raise UsageError(

@@ -99,7 +99,7 @@ class PolicyNetwork(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs)
+        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
         self.kind = config.policy
         sizes = [self.encoder.features, *config.hidden]
         self.layers = nn.ModuleList(Linear(n_in, n_out, generator) for n_in, n_out in pairwise(sizes))
@@ -167,7 +167,7 @@ class Critics(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs)
+        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
         self._bijector = TanhBijector(spec.action)
         sizes = [self.encoder.features + self._bijector.size, *config.hidden, config.quantiles]
         self._n = config.critics
