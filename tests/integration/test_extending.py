@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
 import border_cli
 from border_cli.cli.eval import main as evaluate
@@ -41,9 +42,10 @@ def modules(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget_modules() -> None:
     """Undoes the imports of the pages' modules, as in a new process."""
-    for table in registry.TABLES.values():
+    for group, table in registry.TABLES.items():
         for name in [name for name, entry in table.items() if entry.factory.startswith("my_")]:
             del table[name]
+            ConfigStore.instance().repo.get(group, {}).pop(f"{name}.yaml", None)  # the option of that name
     for name in MODULES:
         sys.modules.pop(name, None)
 
