@@ -156,6 +156,11 @@ class _Translation:
             return []
         if "=" in target:
             return target.split()
+        if not value:
+            if typed == f"{target}=":  # composing names this mistake
+                return [typed]
+            self.left_out.append(f"{typed} (the value is missing)")
+            return []
         if target == "env.kwargs" and re.match(r"\w+:", value):
             return [f"{target}.{value.replace(':', '=', 1)}"]
         if target == "--config-dir":

@@ -116,6 +116,7 @@ def test_the_table_names_keys_that_exist_and_each_word_once() -> None:
     [
         ("--config-name mine", "--config-dir DIR, with DIR/env/mine.yaml for env=mine"),
         ("--algo ppo --env CartPole-v1", "ppo (on-policy: border-train has off-policy agents only)"),
+        ("--algo= --env CartPole-v1", "--algo= (the value is missing)"),
         ("--env HalfCheetah-v4", "HalfCheetah-v4 (env=halfcheetah is HalfCheetah-v5)"),
         (
             "--algo sac --env Pendulum-v1 --exploration-final-eps 0.1",
