@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from border_cli.core.errors import UsageError
 from border_cli.core.metrics import Record
 from border_cli.core.protocols import Recorder
 from border_cli.core.state import finite_or_null
@@ -61,6 +62,9 @@ class FileRecorder(Recorder, ABC):
     Args:
         keep: lines of earlier launches that stay; the first `write` cuts off what follows them.
 
+    Raises:
+        UsageError: the file exists and cannot be read.
+
     Attributes:
         option: that turns the recorder on, and the name of its position in checkpoints.
     """
@@ -70,11 +74,14 @@ class FileRecorder(Recorder, ABC):
     def __init__(self, path: Path, keep: int = 0) -> None:
         self.name = path.name
         self._lines = end = 0
-        if path.exists():
-            with path.open("rb") as file:
-                for line in itertools.islice(file, keep):
-                    if line.endswith(b"\n"):
-                        self._lines, end = self._lines + 1, end + len(line)
+        try:
+            if path.exists():
+                with path.open("rb") as file:
+                    for line in itertools.islice(file, keep):
+                        if line.endswith(b"\n"):
+                            self._lines, end = self._lines + 1, end + len(line)
+        except OSError as e:
+            raise UsageError(f"{path} cannot be read: {e.strerror}") from e
         self._file = AppendedFile(path, end)
 
     @abstractmethod

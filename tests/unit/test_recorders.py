@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 import os
+import re
 import resource
 import signal
 import sys
@@ -20,6 +21,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from border_cli.core.errors import UsageError
 from border_cli.core.metrics import Record
 from border_cli.recorders import BufferedRecorder, RecorderGroup
 from border_cli.recorders.files import (
@@ -164,6 +166,11 @@ def test_h3_a_failure_costs_records(tmp_path: Path, limit: None, caplog: pytest.
         f"{path} cannot be written: File too large; records may be lost, training continues",
         "metrics.jsonl lacks 3 records",
     ]
+
+
+def test_a_file_of_an_earlier_launch_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"{tmp_path} cannot be read: Is a directory")):
+        JsonlRecorder(tmp_path, keep=1)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
