@@ -4,27 +4,32 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# the versions that pip may install; empty: the newest
+CONSTRAINTS ?= constraints.txt
+TESTS := tests/unit tests/contract tests/integration tests/faults tests/learning
+# A process takes whole files: the tests of a file share what they have compiled or trained.
+PYTEST_ARGS := $(TESTS) -n 2 --dist loadfile
 # the commit that `make same-bits` compares the working tree with
 BASE ?= HEAD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # with it each process that a test starts would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install dev train eval test check test-full test-extras test-gpu test-python test-package dist docs bench peers same-bits results readme screen clean
+.PHONY: install dev train eval test check test-full test-extras test-gpu test-python test-oldest test-newest coverage test-package dist docs bench peers same-bits results readme screen clean
 
 install: $(VENV)/.stamp
 
 dev: $(VENV)/.stamp-dev
 
 # A stamp is newer than what it depends on exactly when the environment is complete: a failed pip leaves no stamp.
-$(VENV)/.stamp: pyproject.toml constraints.txt
+$(VENV)/.stamp: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e .
+	$(BIN)/python -m pip install $(addprefix -c ,$(CONSTRAINTS)) -e .
 	@touch $@
 
-$(VENV)/.stamp-dev: pyproject.toml constraints.txt
+$(VENV)/.stamp-dev: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]'
 	@touch $(VENV)/.stamp $@
 
 train: install
@@ -33,10 +38,9 @@ train: install
 eval: install
 	$(BIN)/border-eval $(ARGS)
 
-# test: what a contributor runs before each commit. A process takes whole files: the tests of a file share what they have
-# compiled or trained.
+# test: what a contributor runs before each commit
 test: check
-	$(BIN)/python -m pytest tests/unit tests/contract tests/integration tests/faults tests/learning -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
 
 # check: what a machine can say about the code without running it
 check: dev
@@ -66,6 +70,28 @@ test-gpu: dev
 # test-python: `make test` with another interpreter, in an environment of its own: `make test-python VERSION=3.12`
 test-python:
 	$(MAKE) test PY=python$(VERSION) VENV=.venv-$(VERSION)
+
+# test-oldest: the tests with the lower bounds of pyproject.toml. For another version of one package, edit build/oldest.txt.
+test-oldest: build/oldest.txt
+	$(MAKE) dev VENV=.venv-oldest CONSTRAINTS=$<
+	.venv-oldest/bin/python -m pytest $(PYTEST_ARGS) $(ARGS)
+
+build/oldest.txt: pyproject.toml
+	mkdir -p build
+	grep -oE '"[a-z0-9-]+(\[[a-z0-9,-]+\])?>=[0-9.]+' $< | sed -E 's/"|\[.*\]//g; s/>=/==/' | sort -u > $@
+
+# test-newest: `make test` with the newest versions that pyproject.toml allows
+test-newest:
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS=
+
+# coverage: lines and branches that the tests run, in all processes; fails below `fail_under` in pyproject.toml
+coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
+coverage: dev
+	$(BIN)/python -m pip install -q 'coverage>=7.13'
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest $(PYTEST_ARGS) $(ARGS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 # dist: the wheel and the source archive, checked
 dist: dev
@@ -115,4 +141,4 @@ screen: dev
 	$(BIN)/python -m bench.screen_picture
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site
