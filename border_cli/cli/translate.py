@@ -145,22 +145,13 @@ class _Translation:
         return target
 
     def _meant(self, target: str | None, value: str, typed: str) -> list[str]:
-        if target is None:
+        if target is None or typed == f"{target}=":  # composing names what is wrong with our own key
             return [typed.lstrip("+")]
-        if target.startswith("#") or value.endswith(".zip"):
-            why = target.removeprefix("# ") if target.startswith("#") else "files of other tools are not read"
+        if why := _why_not(target, value):
             self.left_out.append(f"{typed} ({why})")
-            return []
-        if "=" in target and value.lower() in ("false", "0", "no"):
-            self.left_out.append(f"{typed} (it is off by default)")
             return []
         if "=" in target:
             return target.split()
-        if not value:
-            if typed == f"{target}=":  # composing names this mistake
-                return [typed]
-            self.left_out.append(f"{typed} (the value is missing)")
-            return []
         if target == "env.kwargs" and re.match(r"\w+:", value):
             return [f"{target}.{value.replace(':', '=', 1)}"]
         if target == "--config-dir":
@@ -193,6 +184,17 @@ class _Translation:
         if game and (game[1] or game[3]):
             return ["env=atari", f"env.id=ALE/{short}-v5"]
         return ["env=gym", f"env.id={name}"] if re.search(r"-v\d+$", name) else [f"env={name}"]
+
+
+def _why_not(target: str, value: str) -> str:
+    """Why a word is left out; empty if it has a meaning."""
+    if target.startswith("#"):
+        return target.removeprefix("# ")
+    if value.endswith(".zip"):
+        return "files of other tools are not read"
+    if "=" in target:
+        return "it is off by default" if value.lower() in ("false", "0", "no") else ""
+    return "" if value else "the value is missing"
 
 
 def _agent(name: str) -> str:
