@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -64,3 +65,10 @@ def test_g4_h4_i1_no_line_has_a_forbidden_pattern(pattern: str, line: str, allow
         name for name, text in SOURCES.items() if any(re.search(pattern, line) for line in text.splitlines())
     }
     assert files <= allowed
+
+
+def test_public_names_are_documented_and_import_border_cli_offers_them() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "python-api.md"
+    named = re.findall(r"^::: border_cli\.(?:.*\.)?(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted([*named, "__version__"]) == border_cli.__all__
+    assert not [name for name in named if not inspect.getdoc(getattr(border_cli, name))]
