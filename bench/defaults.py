@@ -157,7 +157,7 @@ def _ours(run: Run) -> dict[str, Any]:
     _, cpu_s = _run(command, run_dir.with_suffix(".log"))
     evaluations = {}
     for model in ("last", "best"):
-        options = [f"checkpoint={model}", f"episodes={EPISODES}", f"max_episode_steps={CUT}"]
+        options = [f"checkpoint={model}", f"episodes={EPISODES}", f"max_episode_steps={CUT}", "trust=true"]
         runs.evaluate(run_dir, options)
         pattern = f"{'best' if model == 'best' else 'step'}-*.json"
         (path,) = (run_dir / "eval").glob(pattern)
@@ -176,8 +176,8 @@ def _ours(run: Run) -> dict[str, Any]:
         "cpu_s": cpu_s,
         "env_steps": summary["counters"]["env_steps"],
         "opt_steps": summary["counters"]["opt_steps"],
-        "mean": evaluations["last"]["mean"],
-        "best_mean": evaluations["best"]["mean"],
+        "mean": round(evaluations["last"]["mean"], 4),
+        "best_mean": round(evaluations["best"]["mean"], 4),
         "curve": curve[:: max(len(curve) // 20, 1)],
         "versions": {name: version(name) for name in ("torch", "gymnasium")},
     }
