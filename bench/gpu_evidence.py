@@ -75,12 +75,12 @@ def _peer(agent: str, env_id: str, hidden: list[int]) -> dict[str, Any]:
 
 
 MEASUREMENTS = (
-    Measurement("pong_dqn", 170, ours=("agent=dqn", "env=pong", *_ATARI)),
-    Measurement("halfcheetah_sac", 80, ours=("agent=sac", "env=halfcheetah", *_SAC)),
-    Measurement("halfcheetah_sac_sb3", 30, peer=_peer("sac", "HalfCheetah-v5", [256, 256])),
-    Measurement("pong_dqn_sb3", 30, peer=_peer("dqn", "ALE/Pong-v5", [512])),
-    Measurement("breakout_dqn", 110, ours=("agent=dqn", "env=breakout", *_ATARI)),
-    Measurement("breakout_dqn_sb3", 30, peer=_peer("dqn", "ALE/Breakout-v5", [512])),
+    Measurement("pong_dqn", 150, ours=("agent=dqn", "env=pong", *_ATARI)),
+    Measurement("halfcheetah_sac", 60, ours=("agent=sac", "env=halfcheetah", *_SAC)),
+    Measurement("halfcheetah_sac_sb3", 25, peer=_peer("sac", "HalfCheetah-v5", [256, 256])),
+    Measurement("pong_dqn_sb3", 25, peer=_peer("dqn", "ALE/Pong-v5", [512])),
+    Measurement("breakout_dqn", 90, ours=("agent=dqn", "env=breakout", *_ATARI)),
+    Measurement("breakout_dqn_sb3", 25, peer=_peer("dqn", "ALE/Breakout-v5", [512])),
 )
 
 
@@ -220,11 +220,15 @@ def gpu_samples() -> Iterator[list[list[float]]]:
 
 
 def _provenance() -> dict[str, Any]:
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    software = {name: version(name) for name in ("torch", "gymnasium", "numpy")} | {
-        "python": platform.python_version()
-    }
-    return {"commit": git.stdout.strip() or None, "cpus": cpus(), "versions": software}
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    git = (
+        subprocess.run(head, capture_output=True, text=True, check=False).stdout
+        if shutil.which("git")
+        else ""
+    )
+    software = {name: version(name) for name in ("torch", "gymnasium", "numpy")}
+    software["python"] = platform.python_version()
+    return {"commit": git.strip() or "unknown", "cpus": cpus(), "versions": software}
 
 
 def write_page() -> None:
