@@ -57,7 +57,7 @@ def _environments(agent: str, names: Sequence[str]) -> str:
     """Names of environments; two Atari games or more are counted."""
     atari = [env for env in names if shipped()[f"{agent}_{env}"]["preset"]["env_id"].startswith("ALE/")]
     if len(atari) < 2:
-        return ", ".join(names)
+        return ", ".join(names) or "–"
     return ", ".join([*(env for env in names if env not in atari), f"{len(atari)} Atari games"])
 
 
