@@ -128,7 +128,7 @@ def draw() -> None:
     for panel, plot in zip(shown, np.atleast_1d(plots), strict=True):
         for tool, color in COLORS.items():
             curves = _stored(panel, tool)
-            at = np.linspace(max(curve[0, 0] for curve in curves), panel.budget_s, 300)
+            at = np.linspace(max(curve[0, 0] for curve in curves), panel.budget_s, 150)
             returns = np.stack([np.interp(at, curve[:, 0], curve[:, 2]) for curve in curves])
             plot.plot(at, returns.mean(axis=0), color=color, label=tool)
             plot.fill_between(at, returns.min(axis=0), returns.max(axis=0), color=color, alpha=0.2, lw=0)
@@ -137,7 +137,8 @@ def draw() -> None:
         plot.grid(alpha=0.3)
         plot.spines[["top", "right"]].set_visible(False)
     np.atleast_1d(plots)[0].set_ylabel("mean return")
-    np.atleast_1d(plots)[0].legend(loc="lower right", frameon=False)
+    lines, names = np.atleast_1d(plots)[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(PICTURE, metadata={"Date": None})
     print(f"wrote {PICTURE}")
 
