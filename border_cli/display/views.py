@@ -193,7 +193,9 @@ def _rows(p: Progress) -> Iterator[tuple[str, RenderableType | None]]:
     actual = _figure(format.number(p.ratio_actual), "env steps per opt step")
     yield "ratio", _fields(actual, Text.assemble(("target ", "dim"), (target, "bold")))
     if p.asynchronous:
-        yield "blocked", _fields(_share("actors", p.actors_blocked), _share("learner", p.learner_blocked))
+        # One actor that waits is no fault: there cannot be fewer.
+        actors = _share("actors", p.actors_blocked, p.n_actors > 1)
+        yield "blocked", _fields(actors, _share("learner", p.learner_blocked))
         lag = Text.assemble(("policy lag ", "dim"), _figure(format.number(p.policy_lag_mean), "opt steps"))
         missing = p.actors_alive < p.n_actors and p.phase in ("warm-up", "training")
         alive = (f"{p.actors_alive}/{p.n_actors}", "bold red" if missing else "bold")
@@ -234,8 +236,8 @@ def _score(value: float | None, said: str, curve: str = "", style: str = "") -> 
     return _fields(Text(format.number(value).rjust(6), "bold"), Text(curve, style), Text(said, "dim"))
 
 
-def _share(label: str, blocked: float | None) -> Text:
-    style = "bold red" if blocked is not None and blocked >= WAITS else "bold"
+def _share(label: str, blocked: float | None, matters: bool = True) -> Text:
+    style = "bold red" if matters and blocked is not None and blocked >= WAITS else "bold"
     return Text.assemble((f"{label} ", "dim"), (format.share(blocked), style))
 
 
