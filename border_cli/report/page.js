@@ -2,10 +2,14 @@
 const chosen = { metric: DATA.metric, axis: "env_steps", runs: DATA.few };
 const hidden = new Set(); // "group" or "group/run", by their numbers
 const palette = ["#1f77b4", "#e4572e", "#2a9d5c", "#8e5bd0", "#b8860b", "#d1458f", "#1aa6b7", "#7a6a5a", "#5a7d0b", "#6c757d"];
-const dashes = ["solid", "dash", "dot", "dashdot"];
+const dashes = ["solid", "dash", "dot"];
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const element = (id) => document.getElementById(id);
-const color = (g) => palette[g % palette.length];
+// An algorithm has the same colour in each environment.
+const labels = [...new Set(DATA.groups.map((group) => group.label))];
+const place = (g) => labels.indexOf(DATA.groups[g].label);
+const color = (g) => palette[place(g) % palette.length];
+const dash = (g) => dashes[Math.floor(place(g) / palette.length) % dashes.length];
 
 function make(parent, tag, attributes = {}, text = "") {
   const node = Object.assign(document.createElement(tag), attributes);
@@ -20,7 +24,7 @@ function traces(env) {
   DATA.groups.forEach((group, g) => {
     const curve = group.curves[chosen.metric]?.[chosen.axis];
     if (group.env !== env || !curve || hidden.has(`${g}`)) return;
-    const line = { color: color(g), dash: dashes[Math.floor(g / palette.length) % dashes.length], width: 2.2 };
+    const line = { color: color(g), dash: dash(g), width: 2.2 };
     const common = { legendgroup: `${g}`, showlegend: false, mode: "lines" };
     if (curve.low) {
       const edge = { ...common, x: curve.at, hoverinfo: "skip", line: { width: 0 } };
@@ -45,6 +49,9 @@ function draw() {
   element("about-metric").textContent = about.help;
   for (const env of DATA.envs) {
     const node = element(`plot-${DATA.envs.indexOf(env)}`);
+    const drawn = traces(env);
+    const all = drawn.length <= 12; // the pointer shows the values of all lines, or of more lines only that of the nearest
+    if (!all) for (const trace of drawn) trace.hovertemplate &&= "%{x:,.5~r}: %{y:.5~g}";
     const axis = { gridcolor: faint, zerolinecolor: faint, linecolor: faint, automargin: true };
     const layout = {
       title: { text: env, font: { size: 15 } },
@@ -52,12 +59,12 @@ function draw() {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 10, r: 10, t: 40, b: 10 },
       height: 400,
-      hovermode: "x unified",
+      hovermode: all ? "x unified" : "closest", hoverdistance: all ? 100 : 20,
       hoverlabel: { bgcolor: style.getPropertyValue("--paper").trim(), namelength: -1 },
-      xaxis: { ...axis, title: { text: DATA.axes[chosen.axis] }, hoverformat: ",.4~g" },
+      xaxis: { ...axis, title: { text: DATA.axes[chosen.axis] }, hoverformat: ",.5~r" },
       yaxis: { ...axis, title: { text: about.unit ? `${chosen.metric} [${about.unit}]` : chosen.metric } },
     };
-    Plotly.react(node, traces(env), layout, { responsive: true, displaylogo: false });
+    Plotly.react(node, drawn, layout, { responsive: true, displaylogo: false });
   }
 }
 
@@ -91,7 +98,8 @@ function legend() {
     const item = make(element("legend"), "div");
     const box = toggle(`${g}`, item, DATA.envs.length > 1 ? `${group.label} · ${group.env}` : group.label);
     box.style.accentColor = color(g);
-    make(box.parentNode, "i", {}, "").style.background = color(g);
+    const style = { solid: "solid", dash: "dashed", dot: "dotted" }[dash(g)];
+    make(box.parentNode, "i", {}, "").style.borderTop = `.22rem ${style} ${color(g)}`;
     if (group.runs.length < 2) return;
     const seeds = make(item, "details");
     make(seeds, "summary", {}, `${group.runs.length} runs`);

@@ -129,10 +129,10 @@ def _grid(rows: Sequence[Sequence[str]]) -> str:
 def _data(report: Report) -> dict[str, Any]:
     """What page.js draws: of each group the curves by metric and axis."""
     names = sorted({name for group in report.groups for run in group.runs for name in run.curves})
-    labels = _labels([group.name for group in report.groups])
+    labels = _labels(list(dict.fromkeys(group.algorithm for group in report.groups)))
     groups: list[dict[str, Any]] = [
         {
-            "label": labels[group.name],
+            "label": labels[group.algorithm],
             "env": group.env,
             "runs": [run.path.name if run.seed is None else f"seed {run.seed}" for run in group.runs],
             "curves": {name: _curves(group, name) for name in names},
@@ -202,7 +202,7 @@ def _band(curve: Band) -> dict[str, Any]:
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
-    """By name, the names of groups without the words that all of them have."""
+    """By name, the names of algorithms without the words that all of them have."""
     words = [name.split() for name in names]
     shared = set.intersection(*map(set, words)) if len(names) > 1 else set()
     labels = [" ".join(word for word in name if word not in shared) or name[0] for name in words]
