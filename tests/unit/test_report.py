@@ -252,6 +252,7 @@ def test_the_page_has_tables_and_every_curve(runs: Path, capsys: pytest.CaptureF
         ["eval/return_mean", "train/episodes"],
     )
     three, single = data["groups"]
+    assert (three["label"], single["label"]) == ("dqn", "dqn")
     assert three["runs"] == ["seed 1", "seed 2", "seed 3"] and "low" not in three["curves"][SCORE]["seconds"]
     assert single["curves"][SCORE]["env_steps"] == {
         "at": [10, 20],
