@@ -124,6 +124,17 @@ ROWS: tuple[Row, ...] = (
     _row("sac", "mountaincarcontinuous", 3, 50_000, Bar(f"94.7 ({_ZOO})", mean=93), 10),
     _row("sac", "halfcheetah", 3, 100_000, Bar("9,500 to 12,100 at 1,000,000 env steps", mean=4000), 25),
     _row("dqn", "catch", 3, 85_000, Bar("none; the maximum is 5", mean=4.5), 15),
+    Row(
+        "bars",
+        "dqn",
+        "pong",
+        _seeds(3),
+        ("preset=dqn_pong_fast", "n_actors=1"),
+        Bar("20 at 10,000,000 env steps", mean=18, least=18),
+        way="fast",
+        episodes=30,
+        minutes=60,
+    ),
     # Where bits have to repeat, compiling is left out by default.
     *_parity("dqn", "cartpole", 10, ("trainer=sync", "lockstep"), 0.5, ("agent.compile=true",)),
     *_parity("dqn", "cartpole", 10, ("n_actors=1", "n_actors=8"), 0.5),

@@ -102,7 +102,7 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
         "\n  dqn: catch\n",
         "\n  my_agent: my_env\n",
         "\n  sac, td3, tqc: ant, halfcheetah, hopper, lunarlandercontinuous",
-        "\n  only when typed: preset=sac_halfcheetah_fast\n",
+        "\n  only when typed: preset=dqn_pong_fast, preset=sac_halfcheetah_fast\n",
     ):
         assert text in page or text in " ".join(page.split()), text
     assert page.index("Presets:") + 800 > page.index("Most used keys")
@@ -171,7 +171,7 @@ def train_without_compiler() -> int:
         ("trainer.lockstep=", "trainer.lockstep=true trainer.lockstep=false"),
         ("recorder.wandb=o", "recorder.wandb=online recorder.wandb=offline"),
         ("-m sweep.", "sweep.slots= sweep.retry= sweep.new="),
-        ("agent=dqn env=pong preset=", "preset=dqn_pong"),
+        ("agent=dqn env=pong preset=", "preset=dqn_pong preset=dqn_pong_fast"),
         ("agent=dqn,i", "agent=dqn,iqn"),
         ("env.id=Half", "env.id=HalfCheetah-v5"),
         ("trainer", "trainer= trainer."),
