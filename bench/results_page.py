@@ -21,7 +21,7 @@ CURVES = FOLDER / "curves"
 FAMILIES = {
     "cartpole": ("cartpole",),
     "classic-control": ("acrobot", "mountaincar", "mountaincarcontinuous", "pendulum"),
-    "box2d": ("lunarlander",),
+    "box2d": ("bipedalwalker", "lunarlander"),
     "mujoco": ("halfcheetah",),
     "images": ("catch", "pong"),
 }

@@ -122,6 +122,7 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     _row("sac", "mountaincarcontinuous", 3, 50_000, Bar(f"94.7 ({_ZOO})", mean=93), 10),
+    _row("sac", "bipedalwalker", 3, 500_000, Bar(f"298 ({_ZOO})", mean=280), 90),
     _row("sac", "halfcheetah", 3, 100_000, Bar("9,500 to 12,100 at 1,000,000 env steps", mean=4000), 25),
     _row("dqn", "catch", 3, 85_000, Bar("none; the maximum is 5", mean=4.5), 15),
     Row(

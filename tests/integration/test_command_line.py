@@ -94,7 +94,7 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
     assert max(map(len, page.splitlines())) <= 150
     assert page.count("\n  border-train ") == 8  # the form and seven examples
     for text in (
-        "acrobot, ant, atari, beamrider, breakout, cartpole, catch, gym",
+        "acrobot, ant, atari, beamrider, bipedalwalker, breakout, cartpole, catch, gym",
         "lunarlandercontinuous, mine, mountaincar",
         "trainer.opt_interval",
         "[env steps] env steps per opt step",

@@ -14,7 +14,7 @@ from tests.faults.amounts import FULL, sampled
 from tests.real_runs import Run, known_to
 
 CONTINUOUS = ("pendulum", "halfcheetah", "hopper", "walker2d", "ant")
-CONTINUOUS += ("mountaincarcontinuous", "lunarlandercontinuous")
+CONTINUOUS += ("mountaincarcontinuous", "lunarlandercontinuous", "bipedalwalker")
 NEEDS = {"gym": ("env.id=FrozenLake-v1",), "atari": ("env.id=ALE/Freeway-v5",)}
 SMALL = (
     *("preset=none", "trainer=sync", "trainer.max_opts=20", "trainer.warmup_period=200"),
