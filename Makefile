@@ -6,16 +6,15 @@ BIN := $(VENV)/bin
 ARGS ?=
 # the versions that pip may install; empty: the newest
 CONSTRAINTS ?= constraints.txt
-TESTS := tests/unit tests/contract tests/integration tests/faults tests/learning
 # A process takes whole files: the tests of a file share what they have compiled or trained.
-PYTEST_ARGS := $(TESTS) -n 2 --dist loadfile
+TESTS := tests/unit tests/contract tests/integration tests/faults tests/learning -n 2 --dist loadfile
 # the commit that `make same-bits` compares the working tree with
 BASE ?= HEAD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # with it each process that a test starts would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install dev train eval test check test-full test-extras test-gpu test-python test-oldest test-newest coverage test-package dist docs bench peers same-bits results readme screen clean
+.PHONY: install dev train eval test pytest check test-full test-extras test-gpu test-python test-oldest test-newest coverage test-package dist docs bench peers same-bits results readme screen clean
 
 install: $(VENV)/.stamp
 
@@ -39,8 +38,10 @@ eval: install
 	$(BIN)/border-eval $(ARGS)
 
 # test: what a contributor runs before each commit
-test: check
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
+test: check pytest
+
+pytest: dev
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
 
 # check: what a machine can say about the code without running it
 check: dev
@@ -67,14 +68,13 @@ test-extras: dev
 test-gpu: dev
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-# test-python: `make test` with another interpreter, in an environment of its own: `make test-python VERSION=3.12`
+# test-python: the tests with another interpreter, in an environment of its own: `make test-python VERSION=3.12`
 test-python:
-	$(MAKE) test PY=python$(VERSION) VENV=.venv-$(VERSION)
+	$(MAKE) pytest PY=python$(VERSION) VENV=.venv-$(VERSION)
 
 # test-oldest: the tests with the lower bounds of pyproject.toml. For another version of one package, edit build/oldest.txt.
 test-oldest: build/oldest.txt
-	$(MAKE) dev VENV=.venv-oldest CONSTRAINTS=$<
-	.venv-oldest/bin/python -m pytest $(PYTEST_ARGS) $(ARGS)
+	$(MAKE) pytest VENV=.venv-oldest CONSTRAINTS=$<
 
 build/oldest.txt: pyproject.toml
 	mkdir -p build
@@ -89,7 +89,7 @@ coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
 coverage: dev
 	$(BIN)/python -m pip install -q 'coverage>=7.13'
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest $(PYTEST_ARGS) $(ARGS)
+	$(BIN)/coverage run -m pytest $(TESTS) $(ARGS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
