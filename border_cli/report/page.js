@@ -50,7 +50,8 @@ function draw() {
   for (const env of DATA.envs) {
     const node = element(`plot-${DATA.envs.indexOf(env)}`);
     const drawn = traces(env);
-    const all = drawn.length <= 12; // the pointer shows the values of all lines, or of more lines only that of the nearest
+    // The pointer shows the values of all lines, or that of the nearest one of many.
+    const all = drawn.filter((trace) => trace.hovertemplate).length <= 12;
     if (!all) for (const trace of drawn) trace.hovertemplate &&= "%{x:,.5~r}: %{y:.5~g}";
     const axis = { gridcolor: faint, zerolinecolor: faint, linecolor: faint, automargin: true };
     const layout = {
