@@ -270,6 +270,7 @@ def _typed(config: TrainConfig, run_dir: Path) -> dict[str, str]:
             word,
         )
         for key, word in typed_values(run_dir).items()
+        if not key.startswith(("hydra", "sweep."))  # how a sweep runs its jobs
     }
 
 
