@@ -61,7 +61,7 @@ test-full: check test-extras
 
 # test-extras: with the real libraries of extras that `make dev` leaves out
 test-extras: dev
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,tune,export,wandb,mlflow,ray]' optuna-dashboard hydra-submitit-launcher hydra-joblib-launcher
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,tune,export,wandb,mlflow,ray]' optuna-dashboard hydra-submitit-launcher hydra-joblib-launcher playwright
 	$(BIN)/python -m pytest tests/extras tests/contract/test_every_actor_manager.py $(ARGS)
 
 # test-gpu: device=cuda, on a machine with a GPU of NVIDIA; elsewhere its tests are skipped

@@ -189,8 +189,8 @@ class QueuedStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Complete lines are on their way already."""
-        if not self.output.put(self, ""):
+        """Complete lines are on their way already. The finalizer calls this too, when the stream may be closed."""
+        if not self.output.put(self, "") and not self._stream.closed:
             self._stream.flush()
 
     def write_now(self, text: str) -> None:

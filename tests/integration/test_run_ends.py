@@ -97,10 +97,10 @@ def test_max_env_steps_are_used_completely_and_every_allowed_opt_step_is_done(
 
 
 def test_max_time_ends_a_run() -> None:
-    run = train("trainer.max_time=0.3", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
+    run = train("trainer.max_time=1", "trainer.save_interval=null", QUIET, *SHAPES["sync"])
     assert ended_by(run) == "max_time"
     opt_steps, env_steps = run.counts
-    assert run.summary["seconds"] >= 0.3
+    assert run.summary["seconds"] >= 1
     assert (
         env_steps < run.config.trainer.max_env_steps == 50_000
     )  # from the default: no other budget was given

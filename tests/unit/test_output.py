@@ -44,6 +44,15 @@ def test_all_lines_arrive_in_order(pipe: tuple[IO[bytes], IO[str]], monkeypatch:
     assert out.read().decode() == "".join(f"{i}\n" for i in range(100)) + "a part, the rest\nno end"
 
 
+def test_the_finalizer_does_not_flush_a_closed_stream() -> None:
+    """From Python 3.13 on it would print the error."""
+    stream = io.StringIO()
+    console = Output(stream, stream)
+    console.close()
+    stream.close()
+    console.stdout.close()
+
+
 @pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="how much a pipe holds is not known here")
 def test_d9_a_reader_that_stops_costs_lines_but_no_time(pipe: tuple[IO[bytes], IO[str]]) -> None:
     """Nothing is read until 2,000 lines were written, more than fit. Then a line states how many are missing."""
