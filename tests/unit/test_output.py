@@ -46,7 +46,7 @@ def test_all_lines_arrive_in_order(pipe: tuple[IO[bytes], IO[str]], monkeypatch:
 
 def test_the_finalizer_does_not_flush_a_closed_stream() -> None:
     """From Python 3.13 on it would print the error."""
-    stream = io.StringIO()
+    stream = io.TextIOWrapper(io.BytesIO())
     console = Output(stream, stream)
     console.close()
     stream.close()
