@@ -267,12 +267,12 @@ def _cpu(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _each(stored: dict[Run, dict[str, Any]]) -> str:
-    head = ["run", "last model", "best model", "opt steps", "seconds", "CPU-seconds", "commit"]
+    head = ["run", "last model", "best model", "opt steps", "CPU-seconds", "commit"]
     rows = [
         [
             *(run.name, f"{result['mean']:,.2f}"),
             f"{result['best_mean']:,.2f}" if "best_mean" in result else "–",
-            *(f"{result['opt_steps']:,}", f"{result['seconds']:,.0f}", f"{result['cpu_s']:,.0f}"),
+            *(f"{result['opt_steps']:,}", f"{result['cpu_s']:,.0f}"),
             result["commit"],
         ]
         for run, result in sorted(stored.items(), key=lambda item: item[0].name)
