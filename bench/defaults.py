@@ -71,7 +71,8 @@ TASKS = (
         Task("dqn", f"MinAtar/{game}-v1", 100_000, "minatar.gym:register_envs")
         for game in ("Asterix", "Breakout", "Seaquest", "SpaceInvaders")
     ),
-    # 100,000 env steps of SAC take stable-baselines3 more than twenty minutes on one core.
+    # At the 84 to 88 opt steps/s of docs/performance/peers.md, stable-baselines3 takes 19 to 20 minutes for 100,000 env
+    # steps of SAC on a core of its own, and more on a shared one.
     *(
         Task("sac", f"{name}-v5", 30_000)
         for name in ("InvertedDoublePendulum", "InvertedPendulum", "Pusher", "Reacher", "Swimmer")
