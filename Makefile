@@ -106,7 +106,7 @@ test-package: dist
 	cd $(TRIED)/empty && export PATH=$(CURDIR)/$(TRIED)/venv/bin && border-train --help \
 	  && border-train agent=dqn env=cartpole n_actors=8 trainer.max_env_steps=3000 \
 	  && border-eval && border-export runs/latest format=numpy
-	cd $(TRIED)/empty && $(CURDIR)/$(BIN)/mypy --python-executable ../venv/bin/python \
+	cd $(TRIED)/empty && $(CURDIR)/$(BIN)/mypy --config-file= --python-executable ../venv/bin/python \
 	  -c 'import border_cli; reveal_type(border_cli.load("x"))' | grep LoadedModel
 	tar -xzf dist/*.tar.gz -C $(TRIED)/source --strip-components 1
 	$(MAKE) -C $(TRIED)/source test

@@ -51,20 +51,35 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
         out = Console(file=console.file, width=_PLAIN_WIDTH, color_system=None, quiet=console.quiet)
     for table in tables:
         table.box = box.ROUNDED if console.is_terminal else box.ASCII2
-        _fit(table, out.width)
-        out.print(table)
+        out.print(table if _fit(table, out.width) else _as_lines(table))
 
 
-def _fit(table: Table, width: int) -> None:
-    """If a table is too wide, wrap labels in its first column, but no word of up to a quarter of the width."""
-    texts = [[cell.plain for cell in column.cells if isinstance(cell, Text)] for column in table.columns]
-    excess = Console(width=_PLAIN_WIDTH).measure(table).maximum - width
-    if excess <= 0 or not any(" " in label for label in texts[0]):
-        return
-    longest = [max(len(word) for text in cells for word in text.split()) for cells in texts]
-    for column, cells, word in zip(table.columns, texts, longest, strict=True):
-        column.no_wrap = word <= width // 4 and not any(" " in text for text in cells)
-    table.columns[0].width = max(max(map(len, texts[0])) - excess, min(longest[0], width // 4))
+def _fit(table: Table, width: int) -> bool:
+    """Wrap cells between words, those of the first columns first. Returns whether the table fits into the width.
+
+    Only words longer than a quarter of the width, and than 12 columns, are broken.
+    """
+    texts = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    longest = [max(map(len, column)) for column in texts]
+    least = [
+        min(max(len(word) for text in column for word in ["", *text.split()]), max(width // 4, 12))
+        for column in texts
+    ]
+    spare = width - (3 * len(texts) + 1) - sum(least)
+    for column, most, minimum in reversed(list(zip(table.columns, longest, least, strict=True))):
+        column.width = min(most, minimum + max(spare, 0))
+        spare -= column.width - minimum
+    return spare >= 0
+
+
+def _as_lines(table: Table) -> Text:
+    """A table for a terminal that is too narrow for it: a line for each figure."""
+    lines = [str(table.title)] if table.title else []
+    for row in zip(*(map(str, column.cells) for column in table.columns), strict=True):
+        lines.append(row[0])
+        figures = zip(table.columns[1:], row[1:], strict=True)
+        lines += [f"  {column.header}: {figure}" for column, figure in figures]
+    return Text("\n".join(lines))
 
 
 def table_text(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:

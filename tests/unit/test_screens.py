@@ -23,7 +23,16 @@ from border_cli.core.metrics import Record
 from border_cli.core.progress import Progress, RunResult
 from border_cli.core.types import ActorStat, Evaluation
 from border_cli.display.output import Output
-from border_cli.display.text import banner, named_line, preset_note, print_end_tables, print_plan
+from border_cli.display.text import (
+    add_row,
+    banner,
+    make_table,
+    named_line,
+    preset_note,
+    print_end_tables,
+    print_plan,
+    print_tables,
+)
 from border_cli.display.views import SILENCE_S, PlainView, ScreenView, frame, is_live
 from border_cli.runtime import machine
 from tests.fakes import Paper
@@ -302,3 +311,17 @@ NAN, INF = math.nan, math.inf
 )
 def test_a_number_as_text(shown: Callable[[object], str], texts: Mapping[object, str]) -> None:
     assert {value: shown(value) for value in texts} == texts
+
+
+def test_a_table_wraps_between_words_and_becomes_lines_where_it_is_too_narrow() -> None:
+    def shown(width: int) -> list[str]:
+        out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+        table = make_table("", "runs of", "best score")
+        add_row(table, "dqn on CartPole-v1", "495.3 [480.1, 500.0]")
+        with out.capture() as capture:
+            print_tables(out, [table])
+        return capture.get().splitlines()
+
+    assert shown(45)[3] == "│ dqn on CartPole-v1 │ 495.3 [480.1, 500.0] │"
+    assert [line.split("│")[1].strip() for line in shown(44)[3:5]] == ["dqn on", "CartPole-v1"]
+    assert shown(20) == ["dqn on CartPole-v1", "  best score: 495.3", "[480.1, 500.0]"]
