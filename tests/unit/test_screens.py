@@ -320,7 +320,7 @@ def test_a_table_wraps_between_words_and_becomes_lines_where_it_is_too_narrow() 
         add_row(table, "dqn on CartPole-v1", "495.3 [480.1, 500.0]")
         with out.capture() as capture:
             print_tables(out, [table])
-        return capture.get().splitlines()
+        return [line.rstrip() for line in capture.get().splitlines()]
 
     assert shown(45)[3] == "│ dqn on CartPole-v1 │ 495.3 [480.1, 500.0] │"
     assert [line.split("│")[1].strip() for line in shown(44)[3:5]] == ["dqn on", "CartPole-v1"]
