@@ -47,7 +47,9 @@ class NetworkConfig(AgentConfig):
     kernels: list[int] = option(
         [], "width and height of each convolution's kernel; []: by the size of the image", unit="pixels", ge=1
     )
-    strides: list[int] = option([], "stride of each convolution in kernels", unit="pixels", ge=1)
+    strides: list[int] = option(
+        [], "stride of each convolution; []: by the size of the image", unit="pixels", ge=1
+    )
     normalize_obs: bool = option(
         False,
         "normalise observations by their running mean and standard deviation, clipped to ±10; the statistics are a "
@@ -69,12 +71,11 @@ class NetworkConfig(AgentConfig):
 
     def validate(self) -> None:
         super().validate()
-        n = len(self.channels)
-        if self.kernels + self.strides and (len(self.kernels), len(self.strides)) != (n, n):
+        n, of_kernels, of_strides = map(len, (self.channels, self.kernels, self.strides))
+        if (of_kernels or of_strides) and not n == of_kernels == of_strides:
             raise UsageError(
-                f"agent.channels has {n} convolutions, agent.kernels {len(self.kernels)}, "
-                f"agent.strides {len(self.strides)}",
-                allowed="lists of the same length; or kernels and strides [], for those of the size of the image",
+                f"agent.channels, kernels and strides have {n}, {of_kernels} and {of_strides} values",
+                allowed="as many in each; or agent.kernels=[] agent.strides=[], which follow from the size of the image",
             )
 
     def resolve(self, opt_steps: int | None, may_switch: bool) -> NetworkConfig:

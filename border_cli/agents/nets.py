@@ -26,8 +26,8 @@ class Encoder(nn.Module):
 
     Args:
         channels: of each convolution; images are flattened if there are none.
-        windows: (kernel, stride) of each convolution; none: by the size of the image.
         normalize: whether the leaves of which `is_normalizable` is true are normalised.
+        windows: (kernel, stride) of each convolution; none: by the size of the image.
 
     Attributes:
         features: length of the vector.
@@ -395,7 +395,7 @@ class Convolutions(nn.Module):
             height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
             if min(height, width) < 1:
                 raise UsageError(
-                    f"agent.kernels: convolution {i + 1} has a kernel of {kernel} pixels, which its input is smaller than",
+                    f"agent.kernels: the kernel of convolution {i + 1}, {kernel} pixels, is larger than its input",
                     allowed="smaller kernels, smaller strides or fewer convolutions",
                 )
         self.layers = nn.ModuleList(layers)

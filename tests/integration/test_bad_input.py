@@ -61,7 +61,10 @@ COMPOSITION = [
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
     Row("preset=dqn_atari", "preset=dqn_atari was tuned for ALE/*|preset=none"),
     Row("agent=sac env=pendulum preset=td3_pendulum", "was tuned for another agent|preset=none"),
-    Row("env=catch agent.kernels=[5]", "agent.channels has 3 convolutions|same length"),
+    Row(
+        "env=catch agent.kernels=[5]",
+        "agent.channels, kernels and strides have 3, 1 and 0 values|as many in each",
+    ),
     Row("agent=rainbow buffer.initial_priority=actor", "actors with agent=rainbow cannot compute|=max"),
     Row("trainer.stop_return=9 evaluator.episodes=1", "needs an interval|evaluator.episodes of at least 2"),
 ]

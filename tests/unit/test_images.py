@@ -100,7 +100,7 @@ def test_typed_kernels_are_used_without_padding() -> None:
     network = Convolutions(leaf((4, 84, 84), stack=4), [32, 64], [(5, 5), (5, 5)], generator())
     assert [tuple(layer.weight.shape) for layer in network.layers] == [(32, 4, 5, 5), (64, 32, 5, 5)]
     assert network.features == 64 * 3 * 3
-    with pytest.raises(UsageError, match="convolution 2 has a kernel of 5 pixels"):
+    with pytest.raises(UsageError, match="the kernel of convolution 2, 5 pixels, is larger than its input"):
         Convolutions(leaf((12, 12, 1)), [8, 8], [(5, 5), (5, 5)], generator())
 
 

@@ -14,7 +14,7 @@ from border_cli.core.errors import ExitCode, Interrupted
 from border_cli.core.metrics import Record
 from border_cli.recorders import recorder_process as remote
 from border_cli.recorders.recorder_process import RemoteRecorder
-from tests.faults.processes import nothing_left
+from tests.faults.processes import nothing_left, wait_until
 
 pytestmark = pytest.mark.usefixtures("light_forkserver")
 
@@ -47,13 +47,18 @@ class Lines:
             raise RuntimeError("no network")
 
 
-def written(path: Path, fault: str = "", n: int = 4, finish_s: float = 30.0) -> RemoteRecorder:
+def write(recorder: RemoteRecorder, opt_steps: range) -> None:
+    """Write a record at each of these opt steps."""
+    for i in opt_steps:
+        recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=i))
+
+
+def written(path: Path, fault: str = "", n: int = 4) -> RemoteRecorder:
     """Write the records 0 to n - 1 and close."""
     path.touch()
     with nothing_left():
-        recorder = RemoteRecorder("mine", partial(Lines, path, fault), finish_s)
-        for i in range(n):
-            recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=i))
+        recorder = RemoteRecorder("mine", partial(Lines, path, fault), 30.0)
+        write(recorder, range(n))
         recorder.close()
         recorder.close()
     return recorder
@@ -84,9 +89,15 @@ def test_a_recorder_that_blocks_is_not_waited_for_and_is_killed_at_the_end(
 ) -> None:
     """The queue of the learner holds the newest records; those in the pipe and in the queue are lost."""
     monkeypatch.setattr(remote, "MAX_QUEUE", 100)
-    with caplog.at_level(logging.WARNING):
-        recorder = written(tmp_path / "lines", "block", n=20_000, finish_s=0.5)
-    assert (tmp_path / "lines").read_text() == "0\n1\n"
+    path = tmp_path / "lines"
+    path.touch()
+    with caplog.at_level(logging.WARNING), nothing_left():
+        recorder = RemoteRecorder("mine", partial(Lines, path, "block"), finish_s=0.5)
+        write(recorder, range(2))
+        wait_until(lambda: path.read_text() == "0\n1\n", "the first records")  # the process may start slowly
+        write(recorder, range(2, 20_000))
+        recorder.close()
+    assert path.read_text() == "0\n1\n"
     assert recorder.dropped == 19_998
     assert "mine has not ended after 0.5 s and is killed" in caplog.text
 
@@ -96,8 +107,7 @@ def test_the_end_of_a_run_that_was_stopped_waits_less(
 ) -> None:
     monkeypatch.setattr(remote, "STOPPED_S", 0.5)
     recorder = RemoteRecorder("mine", partial(Lines, tmp_path / "lines", "block"), 1000.0, lambda: True)
-    for i in range(10):
-        recorder.write(Record({"eval/return_mean": 1.0}, opt_steps=i))
+    write(recorder, range(10))
     with caplog.at_level(logging.WARNING):
         recorder.close()
     assert "mine has not ended after 0.5 s and is killed" in caplog.text
