@@ -100,8 +100,9 @@ def _all_cells() -> list[Cell]:
 def run(cell: Cell) -> dict[str, Any]:
     """Train or resume a cell, evaluate its best and its last model, and store the result."""
     run_dir, config = RUNS / cell.name, row_hash(cell.row)
-    if _is_unfinished(run_dir, config):
-        runs.train(run_dir, [f"resume={run_dir}"], resumes=True)
+    if _is_begun(run_dir, config):
+        if not _is_done(run_dir):
+            runs.train(run_dir, [f"resume={run_dir}"], resumes=True)
     else:
         shutil.rmtree(run_dir, ignore_errors=True)
         run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -190,11 +191,16 @@ def _mean_of_first(ended: Iterable[tuple[int, float]]) -> float:
     return total / max(n, 1)
 
 
-def _is_unfinished(run_dir: Path, config: str) -> bool:
-    """Whether the directory has an unfinished run with exactly this configuration."""
+def _is_begun(run_dir: Path, config: str) -> bool:
+    """Whether the directory has a run with exactly this configuration, which may lack its evaluation alone."""
     noted = RUNS / f"{run_dir.name}.config"
     same = noted.exists() and noted.read_text(encoding="utf-8") == config
     return same and any((run_dir / "checkpoints").glob("step-*/manifest.json"))
+
+
+def _is_done(run_dir: Path) -> bool:
+    summary = run_dir / "summary.json"
+    return summary.exists() and _json(summary)["status"] == "done"
 
 
 def _stored(cell: Cell) -> dict[str, Any] | None:
