@@ -17,6 +17,8 @@ from border_cli.runtime.machine import cpu_seconds
 from border_cli.training.ratio_limiter import RatioLimiter
 
 _WINDOW_S = 10.0
+_LEAST_S = 2.0
+"""Over a shorter time of training, the shares of waiting time say little."""
 LONGEST_EPISODE, _SHORTEST_LIMIT = 30_000, 1_000
 """Env steps between which evaluation episodes are cut."""
 _REFRESH_S = 0.25
@@ -202,6 +204,8 @@ class Telemetry:
         """Update `progress`. After the run has ended, no actor counts as alive."""
         now = self._sample(actors)
         self._next_refresh = now.time + _REFRESH_S
+        if phase == "training" and now.opt_steps and self._training is None:
+            self._window.clear()  # before the first opt step, both sides wait for other reasons
         self._window.append(now)
         while now.time - self._window[0].time > _WINDOW_S and len(self._window) > 2:
             self._window.popleft()
@@ -218,8 +222,9 @@ class Telemetry:
         rates = self._rates(self._window[0], now)
         p.opt_steps_per_sec = rates.get("throughput/opt_steps_per_sec")
         p.samples_per_sec = rates.get("throughput/samples_per_sec")
-        p.actors_blocked = rates.get("async/actors_blocked")
-        p.learner_blocked = rates.get("async/learner_blocked")
+        measured = self._training is not None and now.time - self._window[0].time >= _LEAST_S
+        p.actors_blocked = rates.get("async/actors_blocked") if measured else None
+        p.learner_blocked = rates.get("async/learner_blocked") if measured else None
         if phase in ENDED and p.seconds > 0:  # the last frame agrees with the tables below it
             p.actors_blocked, p.learner_blocked = self.blocked
             p.opt_steps_per_sec, p.samples_per_sec = p.opt_steps / p.seconds, p.env_steps / p.seconds

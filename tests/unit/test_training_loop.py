@@ -189,6 +189,19 @@ def test_the_waiting_shares_are_those_of_the_training_in_this_launch(now: list[f
     assert telemetry.seconds == 3690.0
 
 
+def test_the_view_shows_waiting_after_two_seconds_of_training_without_the_warm_up(now: list[float]) -> None:
+    """The learner waited all of the warm-up, and the actors for their first model; in training, nobody waits."""
+    telemetry, shares = make(), []
+    telemetry.progress.asynchronous = True
+    for second, phase in enumerate(("starting", "warm-up", "training", "training", "training", "training")):
+        now[0] += 1.0
+        telemetry.blocked_s += float(phase != "training")
+        actor = ActorStat(0, state="acting", seconds=float(second), blocked_seconds=min(float(second), 1.0))
+        telemetry.refresh(phase, 0, [actor])
+        shares.append((telemetry.progress.actors_blocked, telemetry.progress.learner_blocked))
+    assert shares == [(None, None)] * 4 + [(0.0, 0.0)] * 2
+
+
 def test_policy_lag_is_over_env_steps() -> None:
     """There are 64 env steps of a model of lag 0, one of lag 20, and a chunk without env steps."""
     telemetry = make()
