@@ -96,7 +96,7 @@ def run_sweep(composer: Composer, launch: Launch, settings: SweepSettings) -> in
 def _check_words(launch: Launch, settings: SweepSettings, sweeper: str) -> None:
     """Raise UsageError for words that have no meaning in a sweep."""
     if "true" in launch.typed.get("plan", "").lower():
-        raise UsageError("plan=true shows one run, and --multirun starts several", allowed="one of them")
+        raise UsageError("plan=true shows one run, and -m starts several", allowed="plan=true without -m")
     for key in ("hydra/sweeper", "hydra/launcher"):
         if "," in launch.typed.get(key, ""):
             raise UsageError(f"{key}={launch.typed[key]}: a sweep has one", allowed=f"{key}=<one of them>")

@@ -248,7 +248,8 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
         match = nearest(value, info.choices) if isinstance(value, str) else None
         if isinstance(value, list) and typing.get_origin(kind) is None:
             match = f"-m {key}={','.join(map(as_typed, value))}, a run for each value"
-        raise UsageError(f"{key}: {e}", nearest=match, allowed=f"{allowed}; {info.help}") from None
+        about = "" if info.choices else f"; {info.help}"  # a list of names says enough
+        raise UsageError(f"{key}: {e}", nearest=match, allowed=allowed + about) from None
 
 
 def _kind_name(hint: Any) -> str:

@@ -92,7 +92,8 @@ class RemoteRecorder(Recorder):
                 wait(process.descriptors, min(self._most_s, _POLL_S))
             self._receive()
             if not self._failed and not process.exited():
-                _logger.warning("%s has not ended after %g s and is killed", self.name, self._most_s)
+                more = "" if self._should_stop() else "; a higher recorder.finish_s waits longer"
+                _logger.warning("%s has not ended after %g s and is killed%s", self.name, self._most_s, more)
         finally:
             process.end()
         if self.dropped:

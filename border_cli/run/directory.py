@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -287,10 +287,11 @@ def shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def typed(run_dir: Path, config: TrainConfig) -> str:
-    """A run as the user types it, with `trust=true` if it names code."""
+def typed(run_dir: Path, config: TrainConfig, keys: Collection[str] = ()) -> str:
+    """A run as the user types it, with `trust=true` if it names code. keys: the only ones that the command imports."""
     path = shlex.quote(str(shown(run_dir)))
-    return f"{path} trust=true" if code_names(to_plain(config)) else path
+    named = code_names({key: value for key, value in to_plain(config).items() if not keys or key in keys})
+    return f"{path} trust=true" if named else path
 
 
 REPORTED: dict[str, object] = {"reported": True}

@@ -87,11 +87,10 @@ def train(
         elif on_console:
             following = ""  # what a person may want to type now
             if setup.user == factories.UserParts():
-                words = typed(run_dir, config)
                 if result.ended_by in ("sigint", "sigterm"):
-                    following = f"border-train resume={words}"
+                    following = f"border-train resume={typed(run_dir, config)}"
                 elif (run_dir / BEST).exists():
-                    following = f"border-eval {words}"
+                    following = f"border-eval {typed(run_dir, config, ('env', 'plugins'))}"
             print_end_tables(console, loop.parts.telemetry.progress, result, following)
     if result.code:
         raise Interrupted(result.code)

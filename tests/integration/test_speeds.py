@@ -73,7 +73,7 @@ def test_a_run_does_what_its_plan_says_and_the_plan_writes_no_file(
     ("args", "code", "message"),
     [
         ((*SHORT, "buffer.capacity=1e12"), 3, "of memory, and"),
-        ((*SHORT, "-m", "seed=1,2"), 2, "plan=true shows one run, and --multirun starts several"),
+        ((*SHORT, "-m", "seed=1,2"), 2, "plan=true shows one run, and -m starts several"),
         (  # the preflight takes one step
             (
                 "env=gym",

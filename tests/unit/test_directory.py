@@ -11,6 +11,7 @@ import pytest
 
 from border_cli.cli.overrides import parse_overrides, typed_names
 from border_cli.config.convert import to_config
+from border_cli.config.schema import RecorderConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.run import directory
 from border_cli.run.directory import check_code, create_run, create_sweep, exclusive, locked
@@ -124,6 +125,15 @@ def test_i2_code_that_a_run_names_must_be_typed_or_trusted(
     if typed is not None:
         check_code(data, typed_names(parse_overrides([typed])), trusted=False)
     check_code(data, {}, trusted=True)
+
+
+def test_a_command_that_only_plays_needs_no_trust_for_a_tracker(tmp_path: Path) -> None:
+    tracked = TrainConfig(recorder=RecorderConfig(mlflow="http://h"))
+    assert directory.typed(tmp_path, tracked) == f"{tmp_path} trust=true"
+    assert directory.typed(tmp_path, tracked, ("env", "plugins")) == f"{tmp_path}"
+    assert (
+        directory.typed(tmp_path, TrainConfig(plugins=["m"]), ("env", "plugins")) == f"{tmp_path} trust=true"
+    )
 
 
 @pytest.mark.parametrize(
