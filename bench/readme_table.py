@@ -50,7 +50,7 @@ def table() -> str:
         actions = "Box" if agent in ("sac", "td3", "tqc") else "Discrete"
         page = f"[`{agent}`](docs/agents/{agent}.md)"
         rows.append([page, actions, *(_environments(agent, names) for names in envs.values())])
-    return markdown(["`agent=`", "actions", *HERE, "preset, not reproduced here"], rows)
+    return markdown(["`agent=`", "actions", *HERE, "preset, not run in full here"], rows)
 
 
 def _environments(agent: str, names: Sequence[str]) -> str:

@@ -2,8 +2,8 @@
 
     python -m bench.screen_picture [docs/screen.svg [ARG…]]
 
-Runs `border-train ARG…` under a pseudo-terminal and keeps its screen twice a second. The machine should have nothing
-else to do, because the screen shows speeds and who waits for whom.
+Runs `border-train ARG…` under a pseudo-terminal, in a folder with a copy of bench/slow_sim.py, and keeps its screen
+twice a second. The machine should have nothing else to do, because the screen shows speeds and who waits for whom.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +32,11 @@ from rich.text import Text
 
 WIDTH, HEIGHT = 88, 32
 PATH = Path("docs/screen.svg")
-ARGS = ("agent=dqn", "env=cartpole", "n_actors=auto")
+SIMULATOR = Path("bench/slow_sim.py")
+ARGS = (
+    *("agent=dqn", "env=cartpole", "env.wrappers=[slow_sim:Wait]", "n_actors=8", "trainer.lockstep=true"),
+    *("trainer.opt_interval=1", "trainer.max_env_steps=40000", "trainer.eval_interval=null"),
+)
 INTERVAL_S = 0.5
 HOLD_S = 6.0
 """How long the last screen is shown before the picture starts again."""
@@ -112,16 +118,24 @@ class Screen:
 
 
 def film(outputs: Iterator[str], command: str) -> list[Frame]:
-    """Return what the terminal shows at each interval and at the end, below the command."""
+    """Return the command and the view of the run below it, at each interval in which there is a view.
+
+    Start-up, the lines above the view and the tables after the end are left out.
+    """
     screen, began = Screen(), time.monotonic()
-    screen.feed(f"\x1b[1;32m$\x1b[0m {command}\r\n")
-    frames = [Frame(0.0, list(screen.lines))]
+    typed = textwrap.wrap(command, WIDTH - 6, break_on_hyphens=False, subsequent_indent="    ")
+    top = ("\x1b[1;32m$\x1b[0m " + " \\\n".join(typed)).splitlines()
+    frames: list[Frame] = []
     for output in outputs:
         screen.feed(output)
+        if not frames:
+            began = time.monotonic()
         seconds = time.monotonic() - began
-        if screen.is_whole() and seconds - frames[-1].seconds >= INTERVAL_S:
-            frames.append(Frame(seconds, list(screen.lines)))
-    return [*frames, Frame(time.monotonic() - began, list(screen.lines))]
+        is_view = screen.is_whole() and screen.text().endswith("╯")
+        if is_view and (not frames or seconds - frames[-1].seconds >= INTERVAL_S):
+            view = max(i for i, line in enumerate(screen.lines) if "╭" in line)
+            frames.append(Frame(seconds, [*top, *filter(None, screen.lines[view:])]))
+    return frames
 
 
 def export(frames: Sequence[Frame], path: Path, title: str) -> None:
@@ -129,27 +143,27 @@ def export(frames: Sequence[Frame], path: Path, title: str) -> None:
     console = Console(
         record=True, file=StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor"
     )
+    height = max(len(frame.lines) for frame in frames)
     for frame in frames:
-        shown = [line for line in frame.lines if line][-HEIGHT:]
-        for line in [*shown, *[""] * (HEIGHT - len(shown))]:
+        for line in [*frame.lines, *[""] * (height - len(frame.lines))]:
             console.print(Text.from_ansi(line), soft_wrap=True)
     pieces = "{char_width}\0{line_height}\0{styles}\0{backgrounds}{matrix}"
     exported = console.export_svg(code_format=pieces, unique_id="s", title="").split("\0")
     char_width, line_height = (float(number) for number in exported[:2])
     seconds = frames[-1].seconds + HOLD_S
     keyframes = [
-        f"{100 * frame.seconds / seconds:.2f}% {{ transform: translateY(-{i * HEIGHT * line_height:.0f}px) }}"
+        f"{100 * frame.seconds / seconds:.2f}% {{ transform: translateY(-{i * height * line_height:.0f}px) }}"
         for i, frame in enumerate(frames)
     ]
     text = _SVG.format(
         width=WIDTH * char_width + 16,
-        height=HEIGHT * line_height + 50,
-        clip=HEIGHT * line_height,
+        height=height * line_height + 50,
+        clip=height * line_height,
         title=escape(title),
         seconds=seconds,
         styles=exported[2],
         keyframes="\n".join(keyframes),
-        last=(len(frames) - 1) * HEIGHT * line_height,
+        last=(len(frames) - 1) * height * line_height,
         drawing=re.sub(r' clip-path="[^"]*"', "", exported[3]).replace("</text>", "</text>\n"),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,8 +208,9 @@ def main(arguments: Sequence[str]) -> None:
     args = arguments[1:] or ARGS
     command = f"border-train {' '.join(args)}"
     with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(SIMULATOR, folder)
         frames = film(run_in_terminal([sys.executable, "-m", "border_cli", *args], Path(folder)), command)
-    export(frames, path, command)
+    export(frames, path, "border-train")
     print(f"wrote {path}: {len(frames)} frames, {path.stat().st_size:,} bytes")
 
 

@@ -135,8 +135,8 @@ def _slower_side(p: Progress, actors: float, learner: float, cores: int | None) 
             f"actor-bound: the learner waits {learner_waits}; n_actors={more} would keep it busy, {instead}"
         )
     return (
-        f"actor-bound: the learner waits {learner_waits}, and learner and actors have every core; "
-        f"try a larger actor_manager.envs_per_actor, {instead}"
+        f"actor-bound: the learner waits {learner_waits}; if env steps use the CPU, try a larger "
+        f"actor_manager.envs_per_actor, if they only wait, a larger n_actors; {instead}"
     )
 
 

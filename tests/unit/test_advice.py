@@ -29,7 +29,11 @@ def advised(cores: int | None = None, **changes: Any) -> str:
         # the learner is idle half of the time: twice the actors, but four times as many at most, or one per core
         (None, {"learner_blocked": 0.99}, "actor-bound: the learner waits 99% of the time; n_actors=32"),
         (12, {"learner_blocked": 0.99}, "actor-bound: the learner waits 99% of the time; n_actors=11 would"),
-        (8, {"learner_blocked": 0.5}, "actor-bound: the learner waits 50% of the time, and"),
+        (
+            8,
+            {"learner_blocked": 0.5},
+            "actor-bound: the learner waits 50% of the time; if env steps use the CPU,",
+        ),
         (None, {"actors_blocked": 0.3, "learner_blocked": 0.4}, "hand-over-bound: the actors wait 30%"),
         (None, {"actors_blocked": BELOW, "learner_blocked": BELOW}, "balanced:"),
         (None, {"ratio_target": None}, "ratio not enforced: trainer.opt_interval="),
