@@ -110,7 +110,7 @@ class NotANumber(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is 
 class Leaving(Sampled):
     """Raises SystemExit at env step number `leaves_at`."""
 
-    def __init__(self, leaves_at: int = 100) -> None:
+    def __init__(self, leaves_at: int = 60) -> None:
         super().__init__("image")
         self._leaves_at = leaves_at
         self._steps = 0

@@ -44,7 +44,7 @@ class Started(Command):
                     nicer.append(pid)
         return nicer
 
-    def end(self, within_s: float | None = None) -> int:
+    def end(self) -> int:
         """Wait until all its processes ended. Returns the exit code, negative for a signal. Raises AssertionError."""
         try:
             code = self.wait(ENDS_S)

@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -80,31 +79,18 @@ class Learner:
         self.manager = manager
         self.limiter = RatioLimiter(1.0, 0, tolerance, None, n_actors, 1)
         self.chunks: list[Chunk] = []
-        self.longest_pause_s = 0.0  # between two opt steps
-        self._last_opt_step: float | None = None
-        self._first_s: dict[tuple[int, int], float] = {}  # first arrival of each (actor, incarnation)
-        self._last_s: dict[tuple[int, int], float] = {}
 
     def turn(self) -> None:
         limiter = self.limiter
         for chunk in self.manager.collect():
             self.chunks.append(chunk.copy())
-            self._last_s[chunk.actor, chunk.incarnation] = now = time.monotonic()
-            self._first_s.setdefault((chunk.actor, chunk.incarnation), now)
             limiter.inserted(chunk.actor, chunk.env_steps)
         assert limiter.env_steps <= limiter.allowed_env_steps
         while limiter.may_opt():
-            self._opt()
+            limiter.count_opt()
         limiter.set_present(self.manager.present())
         limiter.grant()
         self.manager.grant(limiter.credits)
-
-    def _opt(self) -> None:
-        self.limiter.count_opt()
-        now = time.monotonic()
-        if self._last_opt_step is not None:
-            self.longest_pause_s = max(self.longest_pause_s, now - self._last_opt_step)
-        self._last_opt_step = now
 
     def until(self, env_steps: int) -> None:
         wait_until(lambda: self.turn() or self.limiter.env_steps >= env_steps, f"{env_steps} env steps")
@@ -122,10 +108,6 @@ class Learner:
         self.manager.stop()
         self.chunks += self.manager.collect()
         self._check()
-
-    def gap_s(self, actor: int, incarnation: int) -> float:
-        """Return the time between the last chunk of this incarnation and the first of the next [s]."""
-        return self._first_s[actor, incarnation + 1] - self._last_s[actor, incarnation]
 
     def arrived(self) -> dict[tuple[int, int], int]:
         """Return the env steps of each (actor, incarnation)."""
@@ -173,23 +155,18 @@ def expected_rows(env_steps: int, n_step: int = 1) -> Iterator[tuple[int, int, i
 class Outage:
     """Kills one actor after `env_steps` more env steps, and waits until its next incarnation acts.
 
-    victim: actor and incarnation · noticed_s: from the kill until the manager has no process of it [s] · back_s: from the
-    kill until a chunk of the next incarnation arrived [s].
+    victim: actor and incarnation · others: env steps of the other actors that arrived in the meantime.
     """
 
     def __init__(self, learner: Learner, actor: int, env_steps: int) -> None:
         learner.until(learner.limiter.env_steps + env_steps)
         self.victim = actor, learner.manager.stats()[actor].incarnation
         pid = pid_of(learner.manager, actor)
-        began = time.monotonic()
+        before = len(learner.chunks)
         os.kill(pid, SIGKILL)
         wait_until(lambda: learner.turn() or pids(learner.manager)[actor] != pid, "its end")
-        self.noticed_s = time.monotonic() - began
         learner.until_back(actor, self.victim[1] + 1)
-        self.back_s = time.monotonic() - began
-
-    def __repr__(self) -> str:
-        return f"{self.victim}: noticed after {self.noticed_s:.3f} s, back after {self.back_s:.3f} s"
+        self.others = sum(chunk.env_steps for chunk in learner.chunks[before:] if chunk.actor != actor)
 
 
 # -- actors that fail ---------------------------------------------------

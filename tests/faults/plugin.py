@@ -16,6 +16,7 @@ import numpy as np
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.checkpoints import store
+from border_cli.runtime import supervision
 from tests.faults.trap import spring
 
 
@@ -49,6 +50,11 @@ def hold_save(number: int) -> None:
         return entry
 
     store._put_file = held
+
+
+def delay_restarts(seconds: int) -> None:
+    """Raise the longest delay before a restart."""
+    supervision.MAX_DELAY_S = seconds
 
 
 def save_at(*opt_steps: int) -> None:

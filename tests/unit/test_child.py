@@ -110,6 +110,10 @@ def hang() -> None:
     threading.Event().wait()
 
 
+def leave() -> None:
+    os._exit(7)
+
+
 def say_and_abort() -> None:
     sys.stderr.write("assertion failed in the simulator\n")
     os.abort()
@@ -119,7 +123,7 @@ def say_and_abort() -> None:
     ("function", "args", "options", "error", "message"),
     [
         (fail, ("no such thing",), {}, ChildError, "no such thing"),
-        (os._exit, (7,), {}, ChildError, "^the process exited with code 7$"),
+        (leave, (), {}, ChildError, "^the process exited with code 7$"),
         (say_and_abort, (), {}, ChildError, "SIGABRT\nits last output: assertion failed in the simulator$"),
         (hang, (), {"timeout_s": 0.3}, TimeoutError, r"no answer within 0\.3 s"),
         (hang, (), {"waiting": lambda: fail("stop")}, KeyError, "stop"),
