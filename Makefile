@@ -89,9 +89,8 @@ coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
 coverage: dev
 	$(BIN)/python -m pip install -q 'coverage>=7.13'
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest $(TESTS) $(ARGS)
-	$(BIN)/coverage combine -q
-	$(BIN)/coverage report
+	$(BIN)/coverage run -m pytest $(TESTS) $(ARGS); code=$$?; \
+	  $(BIN)/coverage combine -q && $(BIN)/coverage report && exit $$code
 
 # dist: the wheel and the source archive, checked
 dist: dev
