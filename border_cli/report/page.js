@@ -30,13 +30,15 @@ function traces(env) {
       const edge = { ...common, x: curve.at, hoverinfo: "skip", line: { width: 0 } };
       all.push({ ...edge, y: curve.low }, { ...edge, y: curve.high, fill: "tonexty", fillcolor: `${color(g)}33` });
     }
-    const points = curve.at.length <= 30 ? "lines+markers" : "lines";
-    all.push({ ...common, mode: points, x: curve.at, y: curve.mean, name: group.label, line, hovertemplate: "%{y:.5~g}" });
+    const marked = (x) => (x.length <= 30 ? "lines+markers" : "lines");
+    all.push({ ...common, mode: marked(curve.at), x: curve.at, y: curve.mean, name: group.label, line, hovertemplate: "%{y:.5~g}" });
     if (!chosen.runs || curve.runs.length < 2) return;
     curve.runs.forEach(([x, y], r) => {
       if (hidden.has(`${g}/${r}`)) return;
       const name = `${group.label}, ${group.runs[r]}`;
-      all.push({ ...common, x, y, name, opacity: 0.45, line: { ...line, width: 1 }, hovertemplate: "%{y:.5~g}" });
+      // A run shows its nearest record, which may be far from the pointer.
+      const run = { mode: marked(x), marker: { size: 4 }, opacity: 0.45, line: { ...line, width: 1 } };
+      all.push({ ...common, ...run, x, y, name, hovertemplate: "%{y:.5~g} at %{x:,.5~r}" });
     });
   });
   return all;
@@ -44,7 +46,7 @@ function traces(env) {
 
 function draw() {
   const style = getComputedStyle(document.body);
-  const [ink, faint] = ["--ink", "--faint"].map((name) => style.getPropertyValue(name).trim());
+  const [ink, faint, paper] = ["--ink", "--faint", "--paper"].map((name) => style.getPropertyValue(name).trim());
   const about = DATA.metrics[chosen.metric];
   element("about-metric").textContent = about.help;
   for (const env of DATA.envs) {
@@ -57,11 +59,11 @@ function draw() {
     const layout = {
       title: { text: env, font: { size: 15 } },
       font: { color: ink, family: "system-ui, sans-serif", size: 13 },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      paper_bgcolor: paper, plot_bgcolor: paper,
       margin: { l: 10, r: 10, t: 40, b: 10 },
       height: 400,
       hovermode: all ? "x unified" : "closest", hoverdistance: all ? 100 : 20,
-      hoverlabel: { bgcolor: style.getPropertyValue("--paper").trim(), namelength: -1 },
+      hoverlabel: { bgcolor: paper, namelength: -1 },
       xaxis: { ...axis, title: { text: DATA.axes[chosen.axis] }, hoverformat: ",.5~r" },
       yaxis: { ...axis, title: { text: about.unit ? `${chosen.metric} [${about.unit}]` : chosen.metric } },
     };

@@ -22,6 +22,7 @@ from border_cli.core.metrics import METRICS
 from border_cli.core.spaces import Array
 from border_cli.report.runs import AXES, Group
 from border_cli.report.stats import (
+    LEAST,
     LEVEL,
     RESAMPLES,
     Band,
@@ -212,17 +213,17 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
 def about() -> str:
     """What the scores and the curves are."""
     return (
-        f"Scores are interquartile means over runs with {LEVEL:.0%} bootstrap intervals ({RESAMPLES:,} resamples of "
-        "runs; Agarwal et al., 2021). Best is the score of the model that each run kept as its best, last that of its "
-        "last model, on the same episodes, which had no part in the choice. "
+        f"Scores are interquartile means over runs, with {LEVEL:.0%} bootstrap intervals for {LEAST} or more runs "
+        f"({RESAMPLES:,} resamples of runs; Agarwal et al., 2021). Best is the score of the model that each run kept as "
+        "its best, last that of its last model, on the same episodes, which had no part in the choice. "
         "Curves are interquartile means, over env steps up to the end of the shortest run of a group; over seconds a run "
         "that has ended keeps its last value."
     )
 
 
 def few_runs(lines: Sequence[Line]) -> str:
-    """A warning about the intervals of few runs; empty where all groups have enough."""
-    if all(line.runs >= FEW for line in lines):
+    """A warning about the intervals of few runs; empty where no group has such an interval."""
+    if not any(LEAST <= line.runs < FEW for line in lines):
         return ""
     return (
         f"An interval over fewer than {FEW} runs never reaches beyond their smallest and largest value, "
@@ -237,13 +238,16 @@ def improvement_rows(pairs: Sequence[Improvement]) -> list[list[str]]:
 
 
 def differences(groups: Sequence[Group]) -> list[list[str]]:
-    """Header and rows: the values of the configuration that differ between groups."""
+    """Header and rows: the values of the configuration that differ between groups.
+
+    A key that some agents do not have, with one value in all others, is left out unless it was typed.
+    """
     configs = [group.runs[0].compared for group in groups]
-    keys = dict.fromkeys(key for config in configs for key in config)
+    typed = {key for group in groups for key in group.runs[0].typed}
     rows = [["key", *(group.name for group in groups)]]
-    for key in keys:
+    for key in dict.fromkeys(key for config in configs for key in config):
         values = [as_typed(config[key]) if key in config else "" for config in configs]
-        if len(set(values)) > 1:
+        if len(set(values) - {""}) > 1 or (key in typed and "" in values):
             rows.append([key, *values])
     return rows
 

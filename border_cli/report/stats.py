@@ -85,7 +85,7 @@ def band(group: Group, metric: str, axis: str, resamples: int = _FEWER_RESAMPLES
     else:
         end = (min if axis == "env_steps" else max)(float(places[-1]) for places, _ in curves)
         begin = min(max(float(places[0]) for places, _ in curves), end)
-        at = np.linspace(begin, end, POINTS)
+        at = np.linspace(begin, end, POINTS if begin < end else 1)
         values = np.stack([np.interp(at, places, curve) for places, curve in curves], axis=1)
     return Band(at, bootstrap(values, resamples), curves)
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.sac.config import SacConfig
 from border_cli.cli.report import main
 from border_cli.config.convert import to_plain
 from border_cli.config.schema import EnvConfig, PresetConfig, TrainConfig
 from border_cli.core.metrics import SCORE, mean_interval, t975
-from border_cli.report.page import Report, html_page, table, write_curves
+from border_cli.report.page import Report, differences, few_runs, html_page, table, write_curves
 from border_cli.report.runs import find_runs, grouped, read_run
 from border_cli.report.stats import (
     band,
@@ -179,6 +180,29 @@ def test_curves_end_with_the_shortest_run_in_env_steps_and_the_longest_in_second
     over_seconds = band(group, SCORE, "seconds")
     assert over_seconds is not None and band(group, SCORE, "cpu_seconds") is None  # which was not recorded
     assert (over_seconds.at[-1], over_seconds.intervals[-1].value) == (10.0, (100.0 + 80.0) / 2)
+
+
+def test_runs_with_one_record_at_the_same_place_have_one_point(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path / f"{seed}", [(100, 10.0, seed)], seed=seed)
+    curve = band(groups_in(tmp_path)[0], SCORE, "env_steps")
+    assert curve is not None
+    assert curve.at.tolist() == [100.0] and [interval.value for interval in curve.intervals] == [1.5]
+
+
+def test_keys_that_one_agent_lacks_are_no_difference_unless_they_were_typed(tmp_path: Path) -> None:
+    for i, config in enumerate((DqnConfig(lr=0.5), SacConfig())):
+        values = {"agent": to_plain(config)}
+        write_run(tmp_path / f"{i}", [(1, 1.0, 1.0)], values=values, command="agent=x agent.critics=2")
+    keys = [row[0] for row in differences(groups_in(tmp_path))]
+    assert {"agent.type", "agent.lr", "agent.critics"} < set(keys)
+    assert not {"agent.double", "agent.entropy_coef"} & set(keys)
+
+
+def test_the_warning_about_few_runs_is_for_intervals_that_are_shown(tmp_path: Path) -> None:
+    for n, is_warned in ((1, False), (2, False), (3, True), (4, True), (5, False)):
+        write_run(tmp_path / f"{n}", [(1, 1.0, 1.0)], seed=n)
+        assert bool(few_runs([line(group) for group in groups_in(tmp_path)])) == is_warned
 
 
 def test_the_line_of_a_group(tmp_path: Path) -> None:
