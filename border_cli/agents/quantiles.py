@@ -17,7 +17,7 @@ def quantile_huber(quantiles: Tensor, target: Tensor, tau: Tensor, kappa: float 
     quantiles: (..., N), differentiable · target: (..., N') samples, not differentiable · tau: (..., N) levels of the
     quantiles. Returns (...) losses.
     """
-    losses: Tensor = _QuantileHuber.apply(quantiles, target, tau, kappa)  # type: ignore[no-untyped-call] # torch's own
+    losses: Tensor = _QuantileHuber.apply(quantiles, target, tau, kappa)  # type: ignore[no-untyped-call, unused-ignore] # torch < 2.14
     return losses
 
 
