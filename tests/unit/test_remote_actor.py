@@ -95,10 +95,11 @@ def test_calls_bring_every_chunk_in_order_although_the_ring_is_small() -> None:
 
 
 def test_a_call_waits_for_an_actor_that_acts_and_not_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The actor acts for 0.3 s until its chunk is due, and then waits for credit."""
+    """The actor begins within 0.5 s, acts for 0.6 s until its chunk is due, and then waits for credit."""
     monkeypatch.setattr(ray_actors, "WAIT_S", 60.0)
+    monkeypatch.setattr(ray_actors, "_IDLE_S", 0.5)
     monkeypatch.setattr("border_cli.actors.actor.MAX_AGE_NS", 10**12)
-    actor = RemoteActor(setup_of(n_buffer=3, step_s=0.1))
+    actor = RemoteActor(setup_of(n_buffer=3, step_s=0.2))
     messages_of(actor, model())
     (chunk,) = called(actor, 3).chunks
     assert chunk.env_steps == 3
