@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
 START_S = 200.0
 """Enough for two processes to import torch on a busy machine."""
-GONE_S = 30.0
+GONE_S = 5.0
 """How long after a run's end some process of it may still be leaving."""
 PAUSE_S = 0.03
 """Between two looks at files or processes of a command."""

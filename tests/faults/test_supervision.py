@@ -82,7 +82,7 @@ def test_a1_a_killed_actor_is_replaced_and_the_others_lose_nothing(
         assert stat.env_steps == sum(n for (actor, _), n in arrived.items() if actor == stat.actor)
     logged = re.findall(r"actor \d was killed by SIGKILL \(it was .*\): restart \d+ of 20", caplog.text)
     assert len(logged) == kills
-    assert all(outage.others > 0 for outage in outages)  # the learner goes on with their rows
+    assert all(outage.others > 0 for outage in outages)  # the learner continues with their rows
 
 
 IN_EACH_COLUMN = [column + 0.5 for column in range(len(COUNTING_COLUMNS))]

@@ -190,7 +190,7 @@ def test_the_waiting_shares_are_those_of_the_training_in_this_launch(now: list[f
 
 
 def test_the_view_shows_waiting_after_two_seconds_of_training_without_the_warm_up(now: list[float]) -> None:
-    """The learner waited all of the warm-up, and the actors for their first model; in training, nobody waits."""
+    """The learner waited all of the warm-up, and the actors for their first model; in training, neither side waits."""
     telemetry, shares = make(), []
     telemetry.progress.asynchronous = True
     for second, phase in enumerate(("starting", "warm-up", "training", "training", "training", "training")):
