@@ -22,6 +22,10 @@ ENVS = (1, 2, 4, 8, 16)
 """What `envs_per_actor=auto` may choose. The first and the last are measured."""
 MOST_ON_CLUSTER = 256
 """Actors on a cluster that `auto` may choose. Those for which it has no room wait for nodes."""
+MOST_WAITING = 16
+"""Actors beside the learner that `auto` may choose, however few CPUs there are, if their environments wait."""
+_WAITS, _LEAST = 0.5, 0.01
+"""An actor that keeps less of a CPU busy waits for its environments: more actors than CPUs can act at once."""
 _ACTORS_AHEAD = 1.1
 """Actors are never equally fast: together they are planned for this many times the env steps that the learner needs."""
 _SAME = 0.98
@@ -34,13 +38,19 @@ class Measured:
 
     acting: env steps/s of one actor, by its number of environments · learning: opt steps/s, sampling included, by the form
     of the opt step and the number of threads · opt_steps: the opt steps/s expected of the run · form: the form of these
-    opt steps.
+    opt steps · actor_cpus: the CPUs that an actor keeps busy; less than 1 if its environments wait for something else.
     """
 
     acting: Mapping[int, float]
     learning: Mapping[tuple[str, int], float]
     opt_steps: float
     form: str = "eager"
+    actor_cpus: float = 1.0
+
+    @property
+    def busy(self) -> float:
+        """CPUs that one actor keeps busy, as it is planned: 1 unless it clearly waits, because 0.1 s are measured."""
+        return max(self.actor_cpus, _LEAST) if self.actor_cpus < _WAITS else 1.0
 
     def env_steps(self, envs: int) -> float:
         """Env steps/s of one actor with this number of environments.
@@ -73,9 +83,10 @@ def predict(config: TrainConfig, measured: Measured, cpus: int, ahead: float = 1
     opt_s = 1 / measured.opt_steps + LOOP_S
     acting_s = ratio * ahead / measured.env_steps(envs_per_actor(config))  # per opt step, by one actor
     sides = {"acting": acting_s / n_actors(config), "learning": opt_s}
-    busy_cpus = (acting_s + opt_s * threads(config)) / max(sides.values())
+    acting_cpu_s = acting_s * measured.busy
+    busy_cpus = (acting_cpu_s + opt_s * threads(config)) / max(sides.values())
     if actor_processes(config):
-        sides["CPUs"] = (acting_s + opt_s * min(threads(config), cpus)) / cpus
+        sides["CPUs"] = (acting_cpu_s + opt_s * min(threads(config), cpus)) / cpus
     bound_by = max(sides, key=lambda side: sides[side])
     each_s = acting_s + opt_s if config.trainer.type == "sync" else sides[bound_by]
     return Throughput(ratio / each_s, 1 / each_s, bound_by, busy_cpus)
@@ -85,7 +96,7 @@ def duration(config: TrainConfig, measured: Measured, cpus: int) -> tuple[float,
     """Estimated seconds of training, without evaluations and checkpoints, at most max_time; and which part limits them."""
     t, rates = config.trainer, predict(config, measured, cpus)
     ends = [] if t.max_time is None else [(t.max_time, "max_time")]
-    n_acting = min(n_actors(config), cpus) if actor_processes(config) else n_actors(config)
+    n_acting = min(n_actors(config), cpus / measured.busy) if actor_processes(config) else n_actors(config)
     warmup_s = t.warmup_period / (measured.env_steps(envs_per_actor(config)) * n_acting)
     opt_steps = counts(config).opt_steps
     if opt_steps is not None:
@@ -98,12 +109,15 @@ def duration(config: TrainConfig, measured: Measured, cpus: int) -> tuple[float,
 # -- what `auto` becomes ----------------------------------------------------
 
 
-def most_actors(config: TrainConfig, cpus: int) -> int:
-    """The largest number of actors that `auto` may choose; the given number where it is not `auto`."""
+def most_actors(config: TrainConfig, cpus: int, busy: float = _LEAST) -> int:
+    """The largest number of actors that `auto` may choose; the given number where it is not `auto`.
+
+    busy: CPUs that one actor keeps busy; before this is measured, the least.
+    """
     if config.n_actors is not None or is_reproducible(config):
         return n_actors(config)
-    most = MOST_ON_CLUSTER if config.actor_manager.type == "ray" else cpus - 1
-    return max(n_actors(config), most)
+    here = min(int((cpus - 1) / busy), max(MOST_WAITING, cpus - 1))
+    return max(n_actors(config), MOST_ON_CLUSTER if config.actor_manager.type == "ray" else here)
 
 
 def env_counts(config: TrainConfig) -> tuple[int, ...]:
@@ -131,7 +145,7 @@ def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> tuple[T
     """
     chosen = with_numbers(config, n_actors(config), envs_per_actor(config))
     if measured is not None:
-        actors = range(n_actors(config), most_actors(config, cpus) + 1)
+        actors = range(n_actors(config), most_actors(config, cpus, measured.busy) + 1)
         envs = ENVS if config.actor_manager.envs_per_actor is None else (envs_per_actor(config),)
         options = [
             (predict(tried, measured, cpus, _ACTORS_AHEAD).opt_steps, tried)
@@ -147,7 +161,7 @@ def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> tuple[T
         needed = (config.trainer.opt_interval or 0) * measured.opt_steps
         why = (
             f"they can take {n * measured.env_steps(k):,.0f} env steps/s, "
-            f"and the learner's {measured.opt_steps:,.0f} {measured.form} opt steps/s need {needed:,.0f}"
+            f"and the learner's {measured.opt_steps:,.0f} opt steps/s ({measured.form}) need {needed:,.0f}"
         )
     return chosen, f"n_actors={n} envs_per_actor={k}: {why}"
 

@@ -307,6 +307,7 @@ def print_speeds(console: Console, config: TrainConfig, measured: Measured) -> N
     alone = {}
     for n, rate in measured.acting.items():
         alone[f"one actor, {format.counted(n, 'environment')}"] = f"{format.number(rate)} env steps/s"
+    alone["CPUs that one actor keeps busy"] = format.number(measured.actor_cpus)
     for (form, n), rate in measured.learning.items():
         alone[f"learner, {form}, {format.counted(n, 'thread')}"] = f"{format.number(rate)} opt steps/s"
     predicted = throughput.predict(config, measured, machine.cpus())

@@ -62,7 +62,7 @@ def measure(
 
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
-    acted, learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
+    (acted, actor_cpus), learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
     is_open = may_switch(config) and not config.threads
     counts = throughput.up_to(machine.cpus()) if is_open else (threads(config),)
     n_opt_steps = resolve.counts(config).opt_steps
@@ -73,40 +73,47 @@ def measure(
     fastest = max(rates.values())
     learned = {(form, n): rate for n, rate in rates.items()}
     if config.device != "cpu" or how == "false":
-        return Measured(acted, learned, fastest, form)
+        return Measured(acted, learned, fastest, form, actor_cpus)
     if compiled := learner.compiled_opt_steps(counts, seconds, only_cached=not compile):
         learned |= {("compiled", n): rate for n, rate in compiled.items()}
-        return Measured(acted, learned, max(compiled.values()), "compiled")
+        return Measured(acted, learned, max(compiled.values()), "compiled", actor_cpus)
     is_long = n_opt_steps is None or n_opt_steps / fastest >= COMPILING_PAYS_S
     if not compile and (how == "true" or is_long):
         factor = throughput.COMPILED
         form = f"compiled, taken as {factor:g} times as fast as eager ones"
-        return Measured(acted, learned, factor * fastest, form)
-    return Measured(acted, learned, fastest)
+        return Measured(acted, learned, factor * fastest, form, actor_cpus)
+    return Measured(acted, learned, fastest, actor_cpus=actor_cpus)
 
 
 # -- an actor, in a child process --------------------------------------------------
 
 
-def acting(config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopFlag) -> dict[int, float]:
-    """Env steps/s of one actor, by its number of environments. Raises UsageError if the environment raises."""
+def acting(
+    config: TrainConfig, envs: Iterable[int], seconds: float, stop: StopFlag
+) -> tuple[dict[int, float], float]:
+    """Env steps/s of one actor, by its number of environments, and the CPUs that it keeps busy.
+
+    Raises UsageError if the environment raises.
+    """
     manager, counts = config.actor_manager, sorted(set(envs))
     configs = [replace(config, actor_manager=replace(manager, envs_per_actor=n)) for n in counts]
     limit_s = len(configs) * (making_s(config) + 10 * seconds)
     try:
-        rates: list[float] = run_in_child(act_alone, (configs, seconds), limit_s, stop.check)
+        acted: list[tuple[float, float]] = run_in_child(act_alone, (configs, seconds), limit_s, stop.check)
     except (TimeoutError, ChildError) as e:
         allowed = "a higher actor_manager.start_timeout_s" if isinstance(e, TimeoutError) else ""
         raise UsageError(f"an actor cannot be tried: {first_line(e)}", allowed=allowed) from e
-    return dict(zip(counts, rates, strict=True))
+    rates, cpus = zip(*acted, strict=True)
+    return dict(zip(counts, rates, strict=True)), max(cpus)
 
 
-def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
-    """Env steps/s of one actor of each configuration over all of its environments, items included.
+def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[tuple[float, float]]:
+    """Env steps/s of one actor of each configuration over all of its environments, items included, and the CPUs that it
+    and its children keep busy meanwhile.
 
     It acts as in most of a run: with a model, after the random actions at the start.
     """
-    rates = []
+    acted = []
     for config in configs:
         actor_id = factories.actor_spec(config).actor_id(0, 0, n_actors(config))
         with closing(factories.actor_env(actor_id, config)) as env:
@@ -116,8 +123,13 @@ def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[float]:
             sampler = Sampler(env, policy, processor, partial(seeding.first_seed, config.seed, 0, 0))
             sampler.begin()
             everyone = list(range(env.n_envs))
-            rates.append(env.n_envs * _rate(partial(sampler.sample, everyone, AFTER_TRAINING), seconds))
-    return rates
+            before_s, began_s = machine.cpu_seconds(), monotonic() - machine.queued_seconds()
+            rate = env.n_envs * _rate(partial(sampler.sample, everyone, AFTER_TRAINING), seconds)
+            acted_s = (
+                monotonic() - machine.queued_seconds() - began_s
+            )  # without the time that other processes took
+            acted.append((rate, (machine.cpu_seconds() - before_s) / acted_s))
+    return acted
 
 
 # -- the learner, in this process ---------------------------------------------------

@@ -59,6 +59,12 @@ def cpu_seconds() -> float:
     return total
 
 
+def queued_seconds() -> float:
+    """How long the main thread of this process was ready to run, but had no CPU [s]; 0 where the system does not say."""
+    words = _text(ROOT / "proc/self/schedstat").split()
+    return int(words[1]) / 1e9 if len(words) > 1 else 0.0
+
+
 def _cgroups(controller: str) -> Iterator[Path]:
     """Folders of the control groups around this process, of version 1 or 2; each may set a limit."""
     for line in _text(ROOT / "proc/self/cgroup").splitlines():

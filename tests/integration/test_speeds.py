@@ -134,8 +134,15 @@ def test_an_actor_is_measured_as_it_acts_in_most_of_a_run(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(SacPolicy, "_action_parameters", noted)
     config = compose("agent=sac", "env=pendulum", "agent.random_env_steps=1000", "agent.hidden=[4]")
-    (acted,) = probes.act_alone([config], 0.0)
+    ((acted, _),) = probes.act_alone([config], 0.0)
     assert acted > 0 and seen and all(seen)
+
+
+def test_an_actor_whose_environment_waits_keeps_less_of_a_cpu_busy() -> None:
+    counting = ["env=gym", "env.entry_point=tests.counting:CountingEnv"]
+    waiting = compose(*counting, "env.kwargs.step_s=0.02")
+    (_, waits), (_, computes) = probes.act_alone([waiting, compose(*counting)], 0.1)
+    assert waits < 0.5 < computes
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,34 @@ def test_what_is_chosen(
     assert numbers(decide(config(**values), Measured(acting, {}, 10), cpus)[0]) == expected
 
 
+@pytest.mark.parametrize(
+    ("actor_cpus", "cpus", "expected"),
+    [
+        (
+            0.04,
+            2,
+            11,
+        ),  # 11 opt steps/s need 11·1.1 env steps/s, 98% of them 11 actors, which keep 0.44 CPUs busy
+        (0.2, 2, 5),  # five actors fill the one CPU that is not the learner's
+        (0.6, 2, 1),  # not clearly waiting: it is taken as one CPU
+        (0.04, 1, 1),  # the only CPU is the learner's
+    ],
+)
+def test_more_actors_than_cpus_act_if_their_environments_wait(
+    actor_cpus: float, cpus: int, expected: int
+) -> None:
+    """An actor takes one env step/s."""
+    measured = Measured({1: 1.0}, {}, 10, actor_cpus=actor_cpus)
+    assert numbers(decide(config(**OPEN | {"envs": 1}), measured, cpus)[0]) == (expected, 1)
+
+
+def test_the_predicted_speed_of_actors_that_wait() -> None:
+    """Per opt step, two env steps take an actor 2 s, of which 0.2 s on a CPU."""
+    predicted = predict(plan_of(n_actors=8), Measured({1: 1.0}, {}, 100, actor_cpus=0.1), 1)
+    assert predicted.opt_steps == pytest.approx(8 / 2)
+    assert predicted.busy_cpus == pytest.approx((0.2 + 0.01 + LOOP_S) / (2 / 8))
+
+
 @pytest.mark.parametrize("mode", [{"type": "sync"}, {"lockstep": True}])
 def test_no_measurement_decides_in_a_reproducible_run(mode: dict[str, Any]) -> None:
     whole = config(**OPEN, **mode)
@@ -120,7 +148,7 @@ def test_which_opt_steps_a_prediction_is_of(
 ) -> None:
     device, how = run.split()
     monkeypatch.setattr(probes, "Learner", FakeLearner)
-    monkeypatch.setattr(probes, "acting", lambda _, envs, *rest: dict.fromkeys(envs, 10.0))
+    monkeypatch.setattr(probes, "acting", lambda _, envs, *rest: (dict.fromkeys(envs, 10.0), 1.0))
     monkeypatch.setattr(probes.machine, "cpus", lambda: 1)
     nothing: Any = None
     whole = replace(config(max_opts=opt_steps), device=device, agent=DqnConfig(compile=how))
