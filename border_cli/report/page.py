@@ -72,6 +72,8 @@ def table(lines: Sequence[Line]) -> list[list[str]]:
         expected = "-" if group.expected is None else f"{number(group.expected)}: {verdict}"
         scores = ("-" if score is None else str(score) for score in (group.best, group.last))
         rows.append([group.name, runs, f"{group.env_steps:,}", *scores, number(group.seconds), expected])
+    if all(group.expected is None for group in lines):
+        rows = [row[:-1] for row in rows]
     return rows
 
 

@@ -228,7 +228,7 @@ def test_a_stop_ends_the_sweeper_of_a_plugin(tmp_path: Path) -> None:
         (["agent.lr=interval(0.1,0.2)"], "allowed: -m hydra/sweeper=border_optuna, for tuning"),
         (["-m", "seed=range(10,1)"], "the sweep has no jobs: one of its ranges is empty"),
         (["hydra/sweeper=border_optuna"], "hydra/sweeper has no effect without -m"),
-        (["-m", "hydra/sweeper=optunaa"], "there is no 'optunaa'"),
+        (["-m", "hydra/sweeper=nevergrad"], "nevergrad after pip install hydra-nevergrad-sweeper"),
     ],
 )
 def test_mistakes_about_sweeps_are_named(

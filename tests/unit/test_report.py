@@ -217,6 +217,7 @@ def test_the_line_of_a_group(tmp_path: Path) -> None:
     write_run(tmp_path / "short", [(50, 1.0, 40.0)], seed=9, expected=25.0, after=100, total=70, seconds=3.5)
     scores = line(groups_in(tmp_path)[0])
     assert (scores.expected, scores.meets) == (None, None)
+    assert "expected" not in table([scores])[0]
     (short,) = (run for run in groups_in(tmp_path)[0].runs if run.path.name == "short")
     assert (short.env_steps, short.seconds) == (70, 3.5)
 
