@@ -217,9 +217,8 @@ def _check_choice(override: Override, options: Sequence[str]) -> None:
         if name not in options:
             match = nearest(name, options)
             others = ["env=gym env.id=<id> env.imports=[<package>]"] if group == "env" else []
-            if (
-                group.startswith("hydra/") and not match
-            ):  # such as hydra-joblib-launcher for hydra/launcher=joblib
+            if group.startswith("hydra/") and not match:
+                # such as hydra-joblib-launcher for hydra/launcher=joblib
                 package = f"hydra-{name.partition('_')[0]}-{group.removeprefix('hydra/')}"
                 others = [f"{group}={name} after pip install {package}"]
             raise UsageError(

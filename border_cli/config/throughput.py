@@ -109,10 +109,9 @@ def duration(config: TrainConfig, measured: Measured, cpus: int) -> tuple[float,
 # -- what `auto` becomes ----------------------------------------------------
 
 
-def most_actors(config: TrainConfig, cpus: int, busy: float = _LEAST) -> int:
-    """The largest number of actors that `auto` may choose; the given number where it is not `auto`.
-
-    busy: CPUs that one actor keeps busy; before this is measured, the least.
+def most_actors(config: TrainConfig, cpus: int, busy: float = 1.0) -> int:
+    """The largest number of actors that `auto` may choose if each keeps this much of the CPUs busy; the given number
+    where it is not `auto`.
     """
     if config.n_actors is not None or is_reproducible(config):
         return n_actors(config)

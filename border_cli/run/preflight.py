@@ -99,6 +99,8 @@ def preflight(
         cpus=machine.cpus(),
         replay_on_gpu=_replay_on_gpu(config, sizes.replay),
     )
+    resource_checks.check_descriptors(resolved)
+    resource_checks.check_tasks(resolved)
     resource_checks.check_memory(resolved, sizes)
     if not resuming:  # the run has most of what it needs already
         resource_checks.check_disk(resolved, sizes, folder)
@@ -106,7 +108,7 @@ def preflight(
 
 
 def _check_machine(config: TrainConfig, folder: Path) -> None:
-    """Check the folder, and descriptors and processes for the largest number of actors that `auto` may become."""
+    """Check the folder, and descriptors and processes for the actors that `auto` may choose if env steps do not wait."""
     with writing(folder):
         resource_checks.check_folder(folder)
     largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))

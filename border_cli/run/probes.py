@@ -125,9 +125,8 @@ def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[tuple[floa
             everyone = list(range(env.n_envs))
             before_s, began_s = machine.cpu_seconds(), monotonic() - machine.queued_seconds()
             rate = env.n_envs * _rate(partial(sampler.sample, everyone, AFTER_TRAINING), seconds)
-            acted_s = (
-                monotonic() - machine.queued_seconds() - began_s
-            )  # without the time that other processes took
+            # without the time in which other processes had the CPU
+            acted_s = monotonic() - machine.queued_seconds() - began_s
             acted.append((rate, (machine.cpu_seconds() - before_s) / acted_s))
     return acted
 

@@ -18,6 +18,7 @@ from border_cli.config.throughput import Measured
 from border_cli.core.spaces import Obs
 from border_cli.run import probes
 from border_cli.runtime import machine
+from border_cli.runtime.stopping import StopFlag
 from tests.real_runs import Run, tiny, train
 
 SHORT = ("env=cartpole", "trainer.max_opts=40", "trainer.eval_interval=null")
@@ -140,8 +141,9 @@ def test_an_actor_is_measured_as_it_acts_in_most_of_a_run(monkeypatch: pytest.Mo
 
 def test_an_actor_whose_environment_waits_keeps_less_of_a_cpu_busy() -> None:
     counting = ["env=gym", "env.entry_point=tests.counting:CountingEnv"]
-    waiting = compose(*counting, "env.kwargs.step_s=0.02")
-    (_, waits), (_, computes) = probes.act_alone([waiting, compose(*counting)], 0.1)
+    with StopFlag() as stop:
+        _, waits = probes.acting(compose(*counting, "env.kwargs.step_s=0.02"), [1], 0.1, stop)
+        _, computes = probes.acting(compose(*counting), [1], 0.1, stop)
     assert waits < 0.5 < computes
 
 

@@ -80,11 +80,7 @@ def test_what_is_chosen(
 @pytest.mark.parametrize(
     ("actor_cpus", "cpus", "expected"),
     [
-        (
-            0.04,
-            2,
-            11,
-        ),  # 11 opt steps/s need 11·1.1 env steps/s, 98% of them 11 actors, which keep 0.44 CPUs busy
+        (0.04, 2, 11),  # 10 opt steps/s need 11 env steps/s: 11 actors, which keep 0.44 CPUs busy
         (0.2, 2, 5),  # five actors fill the one CPU that is not the learner's
         (0.6, 2, 1),  # not clearly waiting: it is taken as one CPU
         (0.04, 1, 1),  # the only CPU is the learner's
