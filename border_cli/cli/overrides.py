@@ -208,6 +208,13 @@ def for_hydra(override: Override, choices: Callable[[str], list[str]]) -> str:
     return f"{prefix}{key}={_text(override)}"
 
 
+_HYDRA_PLUGINS = {
+    "hydra/launcher": ("joblib", "ray", "rq", "submitit"),
+    "hydra/sweeper": ("ax", "nevergrad", "optuna"),
+}
+"""Of Hydra's project, each in a package of its own, such as hydra-joblib-launcher."""
+
+
 def _check_choice(override: Override, options: Sequence[str]) -> None:
     group, values = override.key_or_group, [override.value()]
     if override.is_sweep_override():  # a glob matches existing options only
@@ -217,9 +224,8 @@ def _check_choice(override: Override, options: Sequence[str]) -> None:
         if name not in options:
             match = nearest(name, options)
             others = ["env=gym env.id=<id> env.imports=[<package>]"] if group == "env" else []
-            if group.startswith("hydra/") and not match:
-                # such as hydra-joblib-launcher for hydra/launcher=joblib
-                package = f"hydra-{name.partition('_')[0]}-{group.removeprefix('hydra/')}"
+            if (plugin := name.partition("_")[0]) in _HYDRA_PLUGINS.get(group, ()):
+                package = f"hydra-{plugin}-{group.removeprefix('hydra/')}"
                 others = [f"{group}={name} after pip install {package}"]
             raise UsageError(
                 f"{group}: there is no {name!r}",

@@ -228,6 +228,9 @@ def test_a_stop_ends_the_sweeper_of_a_plugin(tmp_path: Path) -> None:
         (["agent.lr=interval(0.1,0.2)"], "allowed: -m hydra/sweeper=border_optuna, for tuning"),
         (["-m", "seed=range(10,1)"], "the sweep has no jobs: one of its ranges is empty"),
         (["hydra/sweeper=border_optuna"], "hydra/sweeper has no effect without -m"),
+        (["-m", "hydra/sweeper=optunaa"], "allowed: basic, border_optuna"),
+        (["-m", "hydra/job_logging=colour"], "allowed: default, disabled, none, stdout"),
+        (["-m", "hydra/launcher=submitit_slurm"], "submitit_slurm after pip install hydra-submitit-launcher"),
         (["-m", "hydra/sweeper=nevergrad"], "nevergrad after pip install hydra-nevergrad-sweeper"),
     ],
 )
