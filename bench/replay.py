@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.report import Figure
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.core.types import empty_items, item_columns
+from border_cli.core.types import MAX_STEP, empty_items, item_columns
 from border_cli.replay.buffer import RowReplayBuffer, make_buffer
 from border_cli.replay.config import PrioritizedConfig
 
@@ -53,8 +53,7 @@ def _filled(capacity: int) -> RowReplayBuffer:
     columns, step = item_columns(SMALL), min(capacity, 100_000)
     for _ in range(0, capacity, step):
         items = empty_items(columns, step)
-        items["n_steps"][:] = 1
-        items["discount"][:] = 0.99
+        items["step"][:] = np.arange(step) % MAX_STEP
         buffer.push(items)
     return buffer
 

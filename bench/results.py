@@ -36,6 +36,8 @@ RUNS = Path("runs/results")
 EPISODES_OF_RISE = 30
 _UNLIKE = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "preset")
 """Sections that do not affect learning, or that are part of the name."""
+_GONE = {"prioritized": {"initial_priority": "max"}}
+"""Keys of kinds of buffers that no longer exist, with the value that stands for what the buffer does now."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def config_hash(args: list[str]) -> str:
         group, _, name = key.partition(".")
         if group in ("agent", "env") and reason.startswith(f"with {group}."):
             kept[group].pop(name, None)
+    kept["buffer"] |= _GONE.get(config.buffer.type, {})
     if config.init_from is None:
         kept.pop("init_from_parts")
     kept = {name: value for name, value in kept.items() if value is not None}

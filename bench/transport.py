@@ -58,7 +58,7 @@ def _queue_rate(puts: int, rows: int) -> float:
 
     def receive() -> int:
         try:
-            return len(channel.get(timeout=1.0)["n_steps"])
+            return len(channel.get(timeout=1.0)["env"])
         except queue.Empty:
             return 0
 
@@ -102,6 +102,5 @@ def put_into_queue(channel: Any, puts: int, rows: int) -> None:
 
 def _items(columns: Any, rows: int) -> Items:
     items = empty_items(columns, rows)
-    items["n_steps"][:] = 1
     items["reward"][:] = np.arange(rows)
     return items

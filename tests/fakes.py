@@ -14,12 +14,12 @@ from rich.text import Text
 
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy, Env, StepProcessor
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.types import Column, Items, ModelInfo, Step, item_columns
 from border_cli.envs.group import GymEnv, ReplayedEnv
-from border_cli.replay.n_step import NStepProcessor
 
 COUNTING_SPEC = EnvSpec(
     ObsSpec((ObsLeaf("obs", (), "box", (4,), "int32", 0.0, float(2**31 - 1)),)),
@@ -30,7 +30,7 @@ LIGHT_PRELOAD = (
     "gymnasium",
     "border_cli.actors.process",
     "border_cli.envs.group",
-    "border_cli.replay.n_step",
+    "border_cli.actors.step_processor",
 )
 """Enough for actors without torch."""
 
@@ -81,16 +81,16 @@ def make_policy(place: ActorId, spec: EnvSpec) -> NumpyPolicy:
     return NumpyPolicy()
 
 
-def make_processor(place: ActorId, spec: EnvSpec, n_step: int) -> NStepProcessor:
-    return NStepProcessor(spec, place.n_envs, n_step, 0.99, None)
+def make_processor(place: ActorId, spec: EnvSpec) -> RowProcessor:
+    return RowProcessor(spec, place.n_envs)
 
 
-single_steps: list[NStepProcessor] = []
+single_steps: list[RowProcessor] = []
 """What `make_single_steps` has made in this process."""
 
 
-def make_single_steps(spec: EnvSpec, n_envs: int, config: TrainConfig) -> NStepProcessor:
-    single_steps.append(NStepProcessor(spec, n_envs, 1, config.agent.gamma))
+def make_single_steps(spec: EnvSpec, n_envs: int, config: TrainConfig) -> RowProcessor:
+    single_steps.append(RowProcessor(spec, n_envs))
     return single_steps[-1]
 
 
@@ -100,7 +100,6 @@ def make_resumable_env(place: ActorId, config: EnvConfig) -> GymEnv:
 
 def counting_actors(
     n_envs: int = 1,
-    n_step: int = 1,
     n_buffer: int = 64,
     credit: int = 63,
     make_env: Callable[..., Any] = make_counting_env,
@@ -111,7 +110,7 @@ def counting_actors(
     return ActorSpec(
         env=partial(make_env, config=config),
         policy=make_policy,
-        processor=partial(make_processor, n_step=n_step),
+        processor=make_processor,
         n_envs=n_envs,
         n_buffer=n_buffer,
         credit=credit,

@@ -23,11 +23,9 @@ from border_cli.agents.dqn.loss import DqnState
 from border_cli.agents.dqn.network import QNetwork
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.config.registry import register
-from border_cli.config.schema import TrainConfig, override_default
-from border_cli.core.protocols import StepProcessor
+from border_cli.config.schema import override_default
 from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.types import Column
-from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime import seeding
 
 __all__ = ["check_spec"]
@@ -115,12 +113,6 @@ class RecurrentAlgorithm(DqnAlgorithm):
 def extra_columns(config: RecurrentConfig, spec: EnvSpec) -> tuple[Column, ...]:
     leaf: ObsLeaf = spec.obs.leaves[0]
     return (Column(HIDDEN, leaf.shape, "float32"),)
-
-
-def make_step_processor(spec: EnvSpec, n_envs: int, config: TrainConfig) -> StepProcessor:
-    """Make 1-step transitions and ignore `buffer.n_step`, because h_{t+1} must follow from the row."""
-    extra = extra_columns(config.agent, spec)  # type: ignore[arg-type]
-    return NStepProcessor(spec, n_envs, 1, config.agent.gamma, extra=extra)
 
 
 def make_policy(

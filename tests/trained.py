@@ -97,7 +97,12 @@ OPT_STEPS = 40
 FILES = (
     *("actors.json", "actors.safetensors", "evaluation.json", "evaluation.safetensors", "generators.json"),
     *("loop.json", "manifest.json", "model.json", "model.safetensors", "replay.json"),
-    *("replay.rows-000000000.safetensors", "replay.safetensors", "training.json", "training.safetensors"),
+    *(
+        "replay.rows-000000000-000000000016.safetensors",
+        "replay.safetensors",
+        "training.json",
+        "training.safetensors",
+    ),
 )
 """Of the newest checkpoint of `stored_run`; the other one is of half as many opt steps."""
 WORDS = (

@@ -18,7 +18,7 @@ from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec, ActorState, ActorStatus, Rounds, model_number
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.state import State, check_like, joined, section
-from border_cli.core.types import Chunk, Items, ModelInfo, count_transitions
+from border_cli.core.types import Chunk, Items, ModelInfo, count_env_steps
 from border_cli.runtime import seeding
 from border_cli.runtime.transport import ModelChannel, Ring
 from border_cli.runtime.worker import Ready
@@ -131,7 +131,7 @@ class Actor:
 
     def _part_steps(self, items: Items) -> int:
         """Env steps of a part of a split chunk, before the last one: those of its rows."""
-        return min(count_transitions(items), self._pending - 1)  # one is left for the last part
+        return min(count_env_steps(items), self._pending - 1)  # one is left for the last part
 
     def _wait(self, poll: Callable[[], T], state: ActorState) -> T:
         return wait_until(poll, state, self.status)

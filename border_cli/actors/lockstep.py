@@ -188,7 +188,7 @@ class LockstepSource:
         for actor, queue in enumerate(self._complete):
             for k in range(sum(env_steps[actor] > 0 for env_steps in self._earlier.values())):
                 saved = section(chunks, f"{actor}/{k}")
-                rows = np.size(saved.arrays.get("n_steps", ()))
+                rows = np.size(saved.arrays.get("env", ()))
                 chunk = Chunk(actor, 0, 0, 0, 0, empty_items(self._manager.columns, rows))
                 check_like(saved, _chunk_state(chunk), "a chunk")
                 queue.append(replace(chunk, items=saved.arrays, **saved.values))

@@ -100,12 +100,10 @@ class Sampler:
         """
         while self._to_cut:
             self.processor.cut(self._to_cut.pop(0))
-        # Copies: rows keep them until they are taken, and the policy may change its own arrays.
-        action = np.array(self._policy.sample(self._env.observe(env_ix), env_steps, env_ix))
-        extras = self._policy.extras() if self.processor.needs_extras else {}
-        extras = {name: np.array(rows) for name, rows in extras.items()}
+        action = self._policy.sample(self._env.observe(env_ix), env_steps, env_ix)
         step = self._env.step(env_ix, action)
-        step.extras = extras
+        if self.processor.needs_extras:
+            step.extras = self._policy.extras()
         self.processor.add(step)
         dropped = 0 if step.dropped is None else int(np.count_nonzero(step.dropped))
         self.dropped += dropped

@@ -83,10 +83,6 @@ class AgentConfig:
         """A copy for an agent with trained weights: from the first env step it explores as little as at the end."""
         return self
 
-    def gives_priorities(self) -> bool:
-        """Whether its policy can compute initial priorities: TD errors in the unit of the priorities of an opt step."""
-        return False
-
 
 @dataclass
 class WrapperConfig:
@@ -199,10 +195,6 @@ class BufferConfig:
         """A copy with values for what is left open. opt_steps: those of the whole run, None where unknown."""
         del opt_steps
         return self
-
-    def with_priority(self) -> bool:
-        """Whether rows come with a priority that the actor has computed."""
-        return False
 
 
 @dataclass

@@ -94,11 +94,9 @@ def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple
 def batch_steps(config: TrainConfig) -> int:
     """Env steps after which the replay surely holds a batch.
 
-    In each stream n_step - 1 steps wait for their sum, and n_step rows for the observation n_step places later; one more
-    waits for the value of that where actors compute priorities.
+    In each stream n_step rows wait for the observation n_step places later.
     """
-    waiting = 2 * config.buffer.n_step - 1 + config.buffer.with_priority()
-    return config.agent.batch_size + streams(config) * waiting
+    return config.agent.batch_size + streams(config) * config.buffer.n_step
 
 
 def first_opt_step_at(config: TrainConfig) -> int:
@@ -190,12 +188,6 @@ def _device_and_replay(config: TrainConfig) -> None:
         "buffer.device=cpu, or device=cuda",
     )
     _refuse(
-        config.buffer.with_priority() and not config.agent.gives_priorities(),
-        f"buffer.initial_priority=actor: actors with agent={config.agent.type} cannot compute the errors that its opt "
-        "steps use as priorities",
-        "buffer.initial_priority=max",
-    )
-    _refuse(
         config.trainer.warmup_period > capacity,
         f"trainer.warmup_period={config.trainer.warmup_period} env steps do not fit into buffer.capacity={capacity}",
         "warmup_period <= capacity",
@@ -223,12 +215,11 @@ def _trainer(config: TrainConfig) -> None:
             f"ratio_tolerance >= n_actors·envs_per_actor = {streams(config)}",
         )
         granted = t.warmup_period + t.opt_interval + tolerance
-        waiting = "2·n_step" if config.buffer.with_priority() else "(2·n_step - 1)"
         _refuse(
             granted < needed,
             f"{granted:g} env steps may precede the first opt step; its batch needs {needed}",
             "trainer.warmup_period + opt_interval + ratio_tolerance\n"
-            f"  >= batch_size + n_actors·envs_per_actor·{waiting}",
+            "  >= batch_size + n_actors·envs_per_actor·n_step",
         )
     _refuse(
         t.max_env_steps is not None and t.max_env_steps < first,

@@ -42,17 +42,17 @@ class StepProcessor(Protocol):
         """Whether steps must come with what the policy adds to them (`Step.extras`)."""
 
     def add(self, step: Step) -> None:
-        """Add an env step, which may complete rows. The stream of a dropped env step is cut."""
+        """Add an env step. The stream of a dropped env step is cut."""
 
     def cut(self, env_ix: int) -> None:
         """End a broken stream at its last known observation: its rows so far count as truncated."""
 
     @property
     def n_rows(self) -> int:
-        """Rows completed and not taken yet."""
+        """Rows not taken yet."""
 
     def take(self, into: Items | None = None) -> Items:
-        """Move completed rows, each environment's in stream order, into the arrays `into`, which they must fill.
+        """Move rows, each environment's in stream order, into the arrays `into`, which they must fill.
 
         Without `into`, all of them are moved into new arrays.
         """
@@ -81,8 +81,7 @@ class ActingPolicy(Protocol):
     def extras(self) -> dict[str, Array]:
         """Arrays (B, ...) that the last `sample` in train mode adds to its rows, by name.
 
-        Those that the agent declares as extra columns come back in `Batch.extra`. `core.types.Q_MAX` and `Q_ACTION`,
-        if a policy knows them, give rows their first priority.
+        Those that the agent declares as extra columns come back in `Batch.extra`.
         """
 
     def begin_episode(self, env_ix: int) -> None:
@@ -169,7 +168,7 @@ class ReplayBuffer(Protocol):
         """
 
     def break_streams(self, actor: int | None = None) -> None:
-        """End the streams of this actor, or of all: rows without a next observation are never sampled."""
+        """End the streams of this actor, or of all. Their newest rows have no next observation and are never sampled."""
 
     def generator_state(self) -> dict[str, Any]:
         """State of the sampling generator, as JSON values."""
@@ -178,7 +177,7 @@ class ReplayBuffer(Protocol):
         """Continue from a saved state, after `load_state` if rows are restored too. Raises ValueError."""
 
     def state(self) -> State:
-        """Rows, in blocks that are written once when they are sealed, and the streams' pending rows."""
+        """Rows, in blocks that are written once when they are sealed, and where each stream's rows are."""
 
     def load_state(self, state: State) -> None:
         """Replace the rows by those of a saved state. Raises ValueError if it does not fit."""

@@ -1,16 +1,15 @@
 """Plain data of a run: items (rows of the replay), chunks, steps, batches, models, and what actors and evaluations count.
 
 Items are what a step processor makes of env steps, and what goes from an actor to the replay. Rows of one environment
-form a stream. A row with `n_steps` m > 0 is a transition over m env steps, and its next
-observation is the `obs` of the row m places later in the same stream. A row with n_steps 0 holds only the final
-observation of an episode. So every observation is stored once and no row ever points across an episode's end.
+form a stream: a row per env step, and after the last env step of an episode a row with its final observation. So every
+observation is stored once, and the next observation of an env step is that of the next row of its stream.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -37,27 +36,24 @@ class Column:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def item_columns(
-    spec: EnvSpec, with_priority: bool = False, extra: tuple[Column, ...] = (), n_info: int = 0
-) -> tuple[Column, ...]:
+def obs_columns(spec: EnvSpec) -> tuple[Column, ...]:
+    """The columns of an observation as rows store it. Of a stack that is the newest frame."""
+    return tuple(Column(leaf.name, leaf.row_shape, leaf.dtype) for leaf in spec.obs.leaves)
+
+
+def item_columns(spec: EnvSpec, extra: tuple[Column, ...] = (), n_info: int = 0) -> tuple[Column, ...]:
     """Columns of an item, in order: one per observation leaf, then those below.
 
-    action: as stored (see ActionSpec) · reward: float32, sum of γ^k r over these steps, clipped per step if asked ·
-    discount: float32, γ^m · terminated: bool, no bootstrapping from the next observation ·
-    n_steps: int32, number m of env steps, 0 for a final observation · env: int32, environment within its actor ·
+    action: as stored (see ActionSpec) · reward: float32, raw · terminated: bool, no bootstrapping after this env step ·
+    final: bool, the row holds only the final observation of an episode: action, reward and terminated are 0 ·
+    step: uint16, env steps of its episode before it, at most 65,535 · env: int32, environment within its actor ·
     episode_return, episode_length: float64 and int32, raw, on final rows only (elsewhere 0) ·
-    step_in_episode: only where observations are stacks: uint8, rows of its episode before it, at most 255.
-    priority: only if asked for: float32, the absolute TD error as the actor knows it, -1 where it does not ·
     episode_info: only if asked for: (n_info,) float64, values of `info` at the end of an episode, on final rows only ·
     extra: the columns that the agent adds, 0 on final rows.
-    Of a stack a row holds the newest observation; the others are those of the rows before it.
     """
-    observations = tuple(Column(leaf.name, leaf.row_shape, leaf.dtype) for leaf in spec.obs.leaves)
     action = Column("action", spec.action.shape, spec.action.stored_dtype)
-    step_in_episode = () if stack_depth(spec) == 1 else (STEP_IN_EPISODE,)
-    priority = (PRIORITY,) if with_priority else ()
     info = (Column(EPISODE_INFO, (n_info,), "float64"),) if n_info else ()
-    return (*observations, action, *_FIXED, *step_in_episode, *priority, *info, *extra)
+    return (*obs_columns(spec), action, *_FIXED, *info, *extra)
 
 
 def stack_depth(spec: EnvSpec) -> int:
@@ -65,20 +61,15 @@ def stack_depth(spec: EnvSpec) -> int:
     return max(leaf.stack for leaf in spec.obs.leaves)
 
 
-MAX_STEP_IN_EPISODE = 255
-STEP_IN_EPISODE = Column("step_in_episode", (), "uint8")
+MAX_STEP = 2**16 - 1
 EPISODE_INFO = "episode_info"
-PRIORITY = Column("priority", (), "float32")
-UNKNOWN_PRIORITY = -1.0
-Q_MAX, Q_ACTION = "q_max", "q_action"
-"""Names in `ActingPolicy.extras` of the values of the best and of the chosen action."""
 AFTER_TRAINING = 2**62
 """Env steps at which every exploration schedule has reached its end."""
 _FIXED = (
     Column("reward", (), "float32"),
-    Column("discount", (), "float32"),
     Column("terminated", (), "bool"),
-    Column("n_steps", (), "int32"),
+    Column("final", (), "bool"),
+    Column("step", (), "uint16"),
     Column("env", (), "int32"),
     Column("episode_return", (), "float64"),
     Column("episode_length", (), "int32"),
@@ -101,7 +92,7 @@ def concat_items(parts: Sequence[Items]) -> Items:
 class Chunk:
     """A run of rows from one actor, as it leaves the transport.
 
-    env_steps: env steps the chunk stands for; with n-step that is not its number of rows.
+    env_steps: env steps the chunk stands for; final observations are rows, too.
     version: opt step of the model that chose the newest actions in it.
     sequence: counts the chunks of this incarnation from 0, so that a missing or repeated chunk is noticed.
     """
@@ -115,7 +106,7 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        return len(self.items["n_steps"])
+        return len(self.items["env"])
 
     def copy(self) -> Chunk:
         """A chunk with arrays of its own."""
@@ -127,9 +118,9 @@ def count_episodes(items: Items) -> int:
     return int(np.count_nonzero(items["episode_length"]))
 
 
-def count_transitions(items: Items) -> int:
-    """How many of these rows are transitions. Each env step gives one."""
-    return int(np.count_nonzero(items["n_steps"]))
+def count_env_steps(items: Items) -> int:
+    """How many of these rows are env steps; the others are final observations."""
+    return len(items["final"]) - int(np.count_nonzero(items["final"]))
 
 
 def finished_episodes(items: Items) -> list[tuple[float, int]]:
@@ -175,13 +166,24 @@ class Step:
         over: Array = self.terminated | self.truncated
         return over if self.dropped is None else over | self.dropped
 
+    def selected(self, kept: Array) -> Step:
+        """The environments that are kept. kept: (k,) bool."""
+
+        def of(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: rows[kept] for name, rows in value.items()}
+            return None if value is None else np.asarray(value)[kept]
+
+        return Step(**{column.name: of(getattr(self, column.name)) for column in fields(self)})
+
 
 @dataclass
 class Batch:
     """What an agent learns from, all of length B.
 
-    obs, next_obs: (B, ...) per leaf · action: (B, ...) · reward, discount: (B,) float32, n-step sum and γ^m ·
-    terminated: (B,) bool · ix: (B,) int64, for `update_priority` · weight: (B,) float32 importance weights or None ·
+    obs, next_obs: (B, ...) per leaf · action: (B, ...) · reward: (B,) float32, the sum over the m env steps of the
+    transition · discount: (B,) float32, γ^m, or 0 if the last of them is terminated · terminated: (B,) bool, whether it
+    is · ix: (B,) int64, for `update_priority` · weight: (B,) float32 importance weights or None ·
     extra: (B, ...) per extra column of the agent, as it was at the first env step of the row.
     """
 

@@ -1,9 +1,10 @@
-"""The replay buffer: a ring of rows, and a sampler that selects among them.
+"""The replay buffer: rows by stream, and the transitions between them.
 
-Every observation is stored once. The next observation of a transition is another row of the same storage, which arrives
-later in the same stream; until then the row is pending and cannot be sampled. The ring overwrites its oldest rows first,
-so a row's next observation is always overwritten after the row. Of a stack of observations each row holds the newest, and
-a link to the row before it: see `border_cli.replay.storage`.
+A row is one env step: observation, action, raw reward, `terminated`, and what the agent adds; or the final observation
+of an episode. Every observation is stored once. `border_cli.replay.streams` says where the rows of a stream lie. The
+transition of row t spans m env steps: n, or fewer where the episode ends before. Its reward is Σ_{k<m} γ^k·r_{t+k}, and
+its next observation is row t + m (Sutton, 1988; as in Rainbow, Hessel et al., 2018). Sum, discount and the slot of row
+t + m are computed once, when row t + m arrives: each row is sampled many times.
 """
 
 from __future__ import annotations
@@ -18,23 +19,54 @@ from border_cli.config.schema import BufferConfig
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import Block, State, check_like
-from border_cli.core.types import PRIORITY, UNKNOWN_PRIORITY, Batch, Column, Items, item_columns, stack_depth
+from border_cli.core.types import Batch, Column, Items, obs_columns, stack_depth
 from border_cli.replay.config import PrioritizedConfig
-from border_cli.replay.samplers import EMPTY, PrioritizedSampler, ReplaySampler, UniformSampler
-from border_cli.replay.storage import FRAME_LINK_BYTES, Frames, MakeRows, PackedRows, Rows, row_layout
+from border_cli.replay.samplers import PrioritizedSampler, ReplaySampler, UniformSampler
+from border_cli.replay.storage import MakeRows, PackedRows, Rows, Stacks, row_layout
+from border_cli.replay.streams import Streams, page_size, pages_for
 from border_cli.runtime.seeding import REPLAY, generator
 
-_STORED = ("action", "reward", "discount", "terminated")
-_LINK = "link"
-"""Column of a saved row: how many rows later its next observation was pushed, 0 if there is none."""
+_BESIDE = (
+    Column("reward", (), "float32"),
+    Column("terminated", (), "bool"),
+    Column("final", (), "bool"),
+    Column("step", (), "uint16"),
+)
+"""Columns that are not packed in rows but stored one by one, in the main memory, because the arithmetic needs them."""
+_NUMBERS = (
+    Column("reward", (), "float32"),
+    Column("discount", (), "float32"),
+    Column("terminated", (), "bool"),
+)
+_TRANSITION = np.dtype([("reward", np.float32), ("discount", np.float32), ("then", np.int64)])
+"""Of a row that can be sampled: Σ γ^k·r, γ^m or 0 if the last env step is terminated, and the slot of row t + m."""
+
+
+_PART = 65_536
+"""Transitions that are formed at once when a replay is loaded."""
+
+
+@dataclass(frozen=True)
+class Returns:
+    """How rewards become the reward of a transition. clip: each reward is clipped to ± this before the sum."""
+
+    gamma: float = 0.99
+    clip: float | None = None
 
 
 def make_buffer(
-    config: BufferConfig, spec: EnvSpec, seed: int, extra: tuple[Column, ...] = (), device: str = "cpu"
+    config: BufferConfig,
+    spec: EnvSpec,
+    seed: int,
+    extra: tuple[Column, ...] = (),
+    returns: Returns = Returns(),
+    n_streams: int = 1,
+    device: str = "cpu",
 ) -> RowReplayBuffer:
     """The buffer of a configuration.
 
-    seed: the run's · extra: columns that the agent adds to rows · device: where the rows are, if `config.device` says so.
+    seed: the run's · extra: columns that the agent adds to rows · n_streams: environments of all actors · device: where
+    the rows are, if `config.device` says so.
     """
     rng = generator(seed, REPLAY)
     sampler = (
@@ -47,29 +79,35 @@ def make_buffer(
         from border_cli.replay.device import DeviceRows
 
         make_rows = functools.partial(DeviceRows, device=torch.device(device))
-    return RowReplayBuffer(config.capacity, spec, sampler, config.with_priority(), extra, make_rows)
+    return RowReplayBuffer(
+        config.capacity, spec, sampler, config.n_step, extra, returns, n_streams, make_rows
+    )
 
 
-def buffer_bytes(config: BufferConfig, spec: EnvSpec, extra: tuple[Column, ...] = ()) -> int:
-    """Bytes of memory that the buffer takes once the ring is full."""
-    packed, frames = _columns(spec, config.with_priority(), extra)
-    slot = row_layout(packed).itemsize + np.dtype(np.int64).itemsize
-    if frames:
-        slot += sum(column.row_bytes for column in frames) + FRAME_LINK_BYTES
+def buffer_bytes(
+    config: BufferConfig, spec: EnvSpec, extra: tuple[Column, ...] = (), n_streams: int = 1
+) -> int:
+    """Bytes of memory that the buffer takes once it is full."""
+    packed, frames = _columns(spec, extra)
+    slot = row_layout(packed).itemsize + sum(column.row_bytes for column in (*frames, *_BESIDE))
+    slot += _TRANSITION.itemsize + 1  # and whether it can be sampled
     trees = (1 + (config.normalizer == "all")) if isinstance(config, PrioritizedConfig) else 0
     tree_bytes = 8 * 16 / 15  # per leaf, float64, with the nodes above the leaves
-    return round((config.capacity + 1) * (slot + trees * tree_bytes))
+    page = page_size(config.capacity, n_streams, _reach(spec, config.n_step))
+    return round(pages_for(config.capacity, n_streams, page) * page * (slot + trees * tree_bytes))
 
 
-def _columns(
-    spec: EnvSpec, with_priority: bool, extra: tuple[Column, ...]
-) -> tuple[list[Column], list[Column]]:
+def _columns(spec: EnvSpec, extra: tuple[Column, ...]) -> tuple[list[Column], list[Column]]:
     """The columns that are packed side by side in a row, and the frames of stacks, which are not."""
-    stacked = {leaf.name for leaf in spec.obs.leaves if leaf.stack > 1}
-    plain = {leaf.name for leaf in spec.obs.leaves} - stacked
-    packed = {*plain, *_STORED, PRIORITY.name, *(column.name for column in extra)}
-    columns = item_columns(spec, with_priority, extra)
-    return [c for c in columns if c.name in packed], [c for c in columns if c.name in stacked]
+    leaves = list(zip(obs_columns(spec), spec.obs.leaves, strict=True))
+    packed = [column for column, leaf in leaves if leaf.stack == 1]
+    action = Column("action", spec.action.shape, spec.action.stored_dtype)
+    return [*packed, action, *extra], [column for column, leaf in leaves if leaf.stack > 1]
+
+
+def _reach(spec: EnvSpec, n_step: int) -> int:
+    """How many rows the arithmetic goes ahead or back at once."""
+    return max(n_step, stack_depth(spec))
 
 
 def rows_per_block(capacity: int, row_bytes: int) -> int:
@@ -85,22 +123,23 @@ def rows_per_block(capacity: int, row_bytes: int) -> int:
 class _PackedBatch(Batch):
     """A batch whose arrays are views of whole rows.
 
-    packed: the sampled rows, then the rows of their next observations · stacks: their frames, by stacked leaf.
+    packed: the sampled rows, then the rows of their next observations · numbers: reward, discount and `terminated` ·
+    stacks: frames of the packed rows, by stacked leaf.
     """
 
     packed: Rows = field(repr=False)
+    numbers: Rows = field(repr=False)
     stacks: dict[str, Rows] = field(repr=False, default_factory=dict)
 
 
 class RowReplayBuffer:
     """Implements `core.protocols.ReplayBuffer`.
 
-    Rows are numbered in the order of pushing, from 0; row r is in slot r % capacity + 1. Slot 0 stays empty.
-
     Args:
-        capacity: rows, those of final observations included.
-        with_priority: rows come with a priority from the actor.
+        capacity: rows, those of final observations included. Up to one page of each stream more are kept.
+        n_step: env steps per transition.
         extra: columns of the agent, returned in `Batch.extra`.
+        n_streams: environments that usually send rows. There may be more; then less than `capacity` rows are kept.
         make_rows: makes the memory of rows and batches. On a device, the columns of a batch are tensors there, except
             `ix` and `weight`.
     """
@@ -110,30 +149,45 @@ class RowReplayBuffer:
         capacity: int,
         spec: EnvSpec,
         sampler: ReplaySampler,
-        with_priority: bool = False,
+        n_step: int = 1,
         extra: tuple[Column, ...] = (),
+        returns: Returns = Returns(),
+        n_streams: int = 1,
         make_rows: MakeRows = PackedRows,
     ) -> None:
         self.capacity = capacity
-        self._packed, frames = _columns(spec, with_priority, extra)
-        self._with_priority = with_priority
-        self._extra = [column.name for column in extra]
+        self._n, self._clip = n_step, returns.clip
+        self._packed, self._frames = _columns(spec, extra)
+        self._stacked = [leaf for leaf in spec.obs.leaves if leaf.stack > 1]
         self._plain_obs = [leaf.name for leaf in spec.obs.leaves if leaf.stack == 1]
+        self._depth = stack_depth(spec) - 1  # frames before the newest
+        self._extra = [column.name for column in extra]
         self._make_rows = make_rows
-        self._data = make_rows(self._packed, capacity + 1)
-        self._frames: Frames | None = None
-        if stack_depth(spec) > 1:
-            stacked = [leaf for leaf in spec.obs.leaves if leaf.stack > 1]
-            self._frames = Frames(stacked, capacity + 1, make_rows)
-        # Slot of each slot's next observation, EMPTY for a row that cannot be sampled.
-        self._next = np.zeros(capacity + 1, np.int64)
-        # By stream (actor, environment): numbers and n_steps of its newest rows, from the first pending one on.
-        self._pending: dict[tuple[int, int], tuple[Array, Array]] = {}
-        row_bytes = row_layout(self._packed).itemsize + sum(c.row_bytes for c in frames)
-        self._block_rows = rows_per_block(capacity, row_bytes)
-        self._rows = 0  # pushed so far
-        self._ready = 0  # rows that can be sampled
         self._sampler = sampler
+        discounts = returns.gamma ** np.arange(n_step + 1)
+        self._discounts = discounts.astype(np.float32)
+        # Row m: γ^k for k < m, else 0.
+        is_within = np.arange(n_step) < np.arange(n_step + 1)[:, None]
+        self._offsets = np.arange(n_step + 1)
+        self._weights = np.where(is_within, self._discounts[:-1], np.float32(0.0))
+        self._reach = _reach(spec, n_step)
+        page = page_size(capacity, n_streams, self._reach)
+        self._allocate(pages_for(capacity, n_streams, page), page)
+
+    def _allocate(self, n_pages: int, page: int) -> None:
+        """An empty replay with these pages."""
+        self._streams = Streams(n_pages, page)
+        n_slots = n_pages * page
+        self._data = self._make_rows(self._packed, n_slots)
+        self._stacks = Stacks(self._stacked, n_slots, self._make_rows) if self._stacked else None
+        # Each array has a page more, for the slots of "none".
+        self._beside = {c.name: np.zeros(n_slots + page, c.dtype) for c in _BESIDE}
+        self._transitions = np.zeros(n_slots, _TRANSITION)
+        self._is_ready = np.zeros(n_slots + page, bool)  # whether a row can be sampled
+        self._ready = 0  # how many can
+        row_bytes = row_layout(self._packed).itemsize + sum(c.row_bytes for c in (*self._frames, *_BESIDE))
+        self._block_pages = max(1, rows_per_block(self.capacity, row_bytes) // page)
+        self._sampler.begin(n_slots)
 
     def __len__(self) -> int:
         return self._ready
@@ -141,83 +195,102 @@ class RowReplayBuffer:
     # -- pushing --------------------------------------------------------
 
     def push(self, items: Items, actor: int = 0) -> None:
-        for start in range(0, len(items["n_steps"]), self.capacity):
-            self._append({name: rows[start : start + self.capacity] for name, rows in items.items()}, actor)
-
-    def _append(self, items: Items, actor: int) -> None:
-        self._sampler.pushed()
-        rows = np.arange(self._rows, self._rows + len(items["n_steps"]))
-        slots = self._slots(rows)
-        if (
-            rows[-1] >= self.capacity
-        ):  # the rows in these slots are lost, and every row that needs a frame of theirs
-            lost = slots if self._frames is None else self._frames.forget(slots)
-            lost = lost[self._next[lost] != EMPTY]
-            self._next[lost] = EMPTY
-            self._ready -= len(lost)
-            self._sampler.removed(lost)
-        # A slice is much cheaper than an index array. It works unless the ring wraps around within these rows.
-        where = slice(slots[0], slots[-1] + 1) if slots[0] <= slots[-1] else slots
-        self._data.write(where, items)
-        if self._frames is not None:
-            self._frames.write(where, items)
-        self._rows += len(rows)
         env = items["env"]
-        if env[env.argmin()] == env[env.argmax()]:  # one environment per actor, or a short chunk
-            self._follow((actor, int(env[0])), rows, items["n_steps"], items.get("step_in_episode"))
-        else:
-            for env_ix in np.unique(env):
-                mine = np.flatnonzero(env == env_ix)
-                step_in_episode = items["step_in_episode"][mine] if "step_in_episode" in items else None
-                self._follow((actor, int(env_ix)), rows[mine], items["n_steps"][mine], step_in_episode)
+        n = len(env)
+        if n == 0:
+            return
+        where: slice | Array | None = None
+        if n == 1 or env[env.argmin()] == env[env.argmax()]:
+            where = self._streams.append(actor, int(env[0]), n)
+        if where is None and n > 1 and not self._streams.fits(actor, env):
+            for part in (slice(n // 2), slice(n // 2, None)):
+                self.push({name: rows[part] for name, rows in items.items()}, actor)
+            return
+        self._sampler.pushed()
+        if where is None:
+            where = self._place(actor, env)
+        self._data.write(where, items)
+        if self._stacks is not None:
+            self._stacks.write(where, items)
+        for name, column in self._beside.items():
+            column[where] = items[name]
+        self._complete(np.arange(where.start, where.stop) if isinstance(where, slice) else where)
 
-    def _follow(
-        self, stream: tuple[int, int], rows: Array, n_steps: Array, step_in_episode: Array | None
-    ) -> None:
-        """Append rows to a stream, and make the rows ready whose next observation is now there."""
-        if self._frames is not None and step_in_episode is not None:
-            self._frames.append(stream, rows, self._slots(rows), step_in_episode, self._first)
-        if stream in self._pending:
-            before = self._pending.pop(stream)
-            rows, n_steps = np.concatenate([before[0], rows]), np.concatenate([before[1], n_steps])
-        # Row i of the stream with n_steps m > 0 is a transition, whose next observation is row i + m of the stream. The
-        # index i + m never decreases along a stream, so the complete transitions come first.
-        transitions = n_steps.nonzero()[0]
-        targets = transitions + n_steps[transitions]
-        complete = int(targets.searchsorted(len(rows)))
-        if complete < len(transitions):
-            first = transitions[complete]
-            self._pending[stream] = rows[first:], n_steps[first:].copy()  # the items may be the ring's memory
-        transitions, targets = transitions[:complete], targets[:complete]
-        if rows[0] < self._first:  # some pending rows have been overwritten
-            is_kept = rows[transitions] >= self._first
-            transitions, targets = transitions[is_kept], targets[is_kept]
-        slots, next_slots = self._slots(rows[transitions]), self._slots(rows[targets])
-        if self._frames is not None:  # a row of which a frame was overwritten is never ready
-            whole = self._frames.complete(slots)
-            slots, next_slots = slots[whole], next_slots[whole]
-        self._next[slots] = next_slots
-        self._ready += len(slots)
-        self._sampler.added(slots)
-        if self._with_priority:
-            priority = self._data.read(slots, [PRIORITY.name])[PRIORITY.name]
-            known = priority != UNKNOWN_PRIORITY
-            self._sampler.update(slots[known], priority[known])
+    def _place(self, actor: int, env: Array) -> Array:
+        """The slots of new rows, after forgetting the rows that they replace."""
+        slots, reused, followers = self._streams.place(actor, env)
+        if len(reused):
+            self._forget(self._streams.slots_of(reused))
+        if len(followers) and self._depth:  # rows that need a frame that was lost
+            at = np.arange(self._depth)
+            needing = self._streams.ahead(followers[:, None] * self._streams.page, at)
+            self._forget(needing[self._beside["step"][needing] > at])
+        return slots
+
+    def _forget(self, slots: Array) -> None:
+        """These rows cannot be sampled any more."""
+        slots = slots[self._is_ready[slots]]
+        self._is_ready[slots] = False
+        self._ready -= len(slots)
+        self._sampler.removed(slots)
+
+    def _complete(self, slots: Array) -> None:
+        """Make the rows ready whose transitions are complete with these new rows, in any order.
+
+        Such a transition leads to a new row. It spans n env steps, or fewer to the end of an episode: a final observation,
+        or the row after a terminated one, which follows where a lost life counts as terminated.
+        """
+        n, back, step = self._n, self._streams.back, self._beside["step"][slots]
+        before = back(slots, 1)
+        if n > 1:
+            is_end = self._beside["final"][slots] | self._beside["terminated"][before]
+            ends = slots[is_end]
+            if len(ends):
+                spans = np.arange(n, 0, -1)[:, None]
+                in_episode = step[is_end] >= spans
+                # A nearer end is the one that counts, so it comes last.
+                rows = back(ends, spans)[in_episode]
+                self._make_ready(rows, spans.repeat(len(ends), 1)[in_episode])
+            before = back(slots, n)
+        rows = before[step >= n]
+        self._make_ready(rows, np.full(len(rows), n))
+
+    def _make_ready(self, rows: Array, spans: Array) -> None:
+        """Form the transitions of rows that are still there, are not ready yet, and have all their frames."""
+        is_new = (rows < self._streams.n_slots) & ~self._is_ready[rows]
+        if self._depth:
+            frames = np.minimum(self._beside["step"][rows], self._depth).astype(np.int64)
+            is_new &= self._streams.back(rows, frames) < self._streams.n_slots
+        if not is_new.all():
+            rows, spans = rows[is_new], spans[is_new]
+        for part in range(0, len(rows), _PART):
+            self._form(rows[part : part + _PART], spans[part : part + _PART])
+        if self._n > 1:
+            rows = np.unique(rows)
+        self._is_ready[rows] = True
+        self._ready += len(rows)
+        self._sampler.added(rows)
+
+    def _form(self, rows: Array, spans: Array) -> None:
+        """Set the transitions of these rows over (k,) env steps. Of several for the same row, the last one counts."""
+        run = self._streams.ahead(rows[:, None], self._offsets)  # (k, n + 1); beyond the span: any rows
+        reward, at = self._beside["reward"][run[:, :-1]], np.arange(len(rows))
+        if self._clip is not None:
+            reward.clip(-self._clip, self._clip, out=reward)
+        formed = np.empty(len(rows), _TRANSITION)
+        formed["reward"] = np.einsum("bk,bk->b", reward, self._weights[spans])
+        is_terminated = self._beside["terminated"][run[at, spans - 1]]
+        formed["discount"] = np.where(is_terminated, 0.0, self._discounts[spans])
+        formed["then"] = run[at, spans]
+        self._transitions[rows] = formed
 
     def break_streams(self, actor: int | None = None) -> None:
-        """Forget the pending rows of this actor, or of all: they never get a next observation and are never sampled."""
-        for key in [key for key in self._pending if actor is None or key[0] == actor]:
-            del self._pending[key]
-        if self._frames is not None:
-            self._frames.break_streams(actor)
-
-    def _slots(self, rows: Array) -> Array:
-        return rows % self.capacity + 1
-
-    @property
-    def _first(self) -> int:
-        """Number of the oldest row that has not been overwritten."""
-        return max(0, self._rows - self.capacity)
+        """See `ReplayBuffer`. The newest row of each stream counts as the final observation of its episode."""
+        self._sampler.pushed()
+        newest, final = self._streams.end(actor), self._beside["final"]
+        newest = newest[~final[newest]]
+        final[newest] = True
+        self._complete(newest)
 
     # -- sampling -------------------------------------------------------
 
@@ -226,30 +299,48 @@ class RowReplayBuffer:
             raise ValueError(f"a batch of {size} from {self._ready} rows")
         reusable = isinstance(into, _PackedBatch) and into.packed.n == 2 * size
         batch = cast("_PackedBatch", into) if reusable else self._empty_batch(size)
-        n_rows = min(self._rows, self.capacity)
-        slots, weight = self._sampler.sample(size, self._next, n_rows, self._ready)
+        slots, weight = self._sampler.sample(size, self._is_ready, self._n_used, self._ready)
         if batch.weight is None or weight is None:
             batch.weight = weight
         else:
             batch.weight[...] = weight  # in place like all other arrays, whose memory tensors share
-        sampled = slots.ravel()
-        self._data.take(sampled, batch.packed)
-        if self._frames is not None:
-            self._frames.take(sampled, batch.stacks)
-        batch.ix = slots[0]
+        transitions = self._transitions.take(slots)
+        discount = transitions["discount"]
+        batch.numbers.write(
+            slice(None),
+            {"reward": transitions["reward"], "discount": discount, "terminated": discount == 0.0},
+        )
+        both = np.concatenate((slots, transitions["then"]))
+        self._data.take(both, batch.packed)
+        if self._stacks is not None:
+            self._stacks.take(self._frames_of(both), batch.stacks)
+        batch.ix = slots
         return batch
 
+    @property
+    def _n_used(self) -> int:
+        """Slots that may hold a row: they come first."""
+        return self._streams.used * self._streams.page
+
+    def _frames_of(self, slots: Array) -> Array:
+        """(B, depth + 1) slots of the frames of these rows, the oldest first; the first of an episode is repeated."""
+        step = self._beside["step"].take(slots).astype(np.int64)
+        back = np.minimum(np.arange(self._depth, -1, -1), step[:, None])
+        return self._streams.back(slots[:, None], back)
+
     def _empty_batch(self, size: int) -> _PackedBatch:
-        packed = self._make_rows(self._packed, 2 * size)
-        stacks, stacked = ({}, {}) if self._frames is None else self._frames.empty(2 * size)
+        packed, numbers = self._make_rows(self._packed, 2 * size), self._make_rows(_NUMBERS, size)
+        stacks, stacked = ({}, {}) if self._stacks is None else self._stacks.empty(2 * size)
         obs = {name: packed.columns[name] for name in self._plain_obs} | stacked
         return _PackedBatch(
             obs={name: rows[:size] for name, rows in obs.items()},
             next_obs={name: rows[size:] for name, rows in obs.items()},
+            action=packed.columns["action"][:size],
             extra={name: packed.columns[name][:size] for name in self._extra},
-            **{name: packed.columns[name][:size] for name in _STORED},
+            **numbers.columns,
             ix=np.empty(0, np.int64),
             packed=packed,
+            numbers=numbers,
             stacks=stacks,
         )
 
@@ -264,99 +355,69 @@ class RowReplayBuffer:
         return self._sampler.generator_state()
 
     def load_generator_state(self, state: dict[str, Any]) -> None:
-        self._sampler.load_generator_state(state, self._next, min(self._rows, self.capacity), self._ready)
+        self._sampler.load_generator_state(state, self._is_ready, self._n_used, self._ready)
 
     def state(self) -> State:
-        """See `ReplayBuffer`. Blocks contain rows by their numbers, with the distance to their next observation.
+        """See `ReplayBuffer`. A block has the rows of some pages. It is sealed if none of them is open.
 
-        A block with a row that is pending, overwritten or without one of its frames is not sealed.
+        What follows from the rows is not saved: the transitions.
         """
-        # (k, 2) actor and environment of the streams with pending rows, (k,) how many rows each has, and these rows.
-        streams = sorted(self._pending)
-        parts = [self._pending[stream] for stream in streams]
-        none = np.empty(0, np.int64)
-        pending_rows = np.concatenate([none, *(rows for rows, _ in parts)])
-        arrays = {
-            "streams": np.array(streams, np.int64).reshape(-1, 2),
-            "pending": np.array([len(rows) for rows, _ in parts], np.int64),
-            "pending_rows": pending_rows,
-            "pending_n_steps": np.concatenate([none, *(n for _, n in parts)]).astype(np.int32),
-        }
-        first_pending = int(pending_rows[pending_rows >= self._first].min(initial=self._rows))
+        is_open, pages = self._streams.is_open(), self._streams.used
         blocks = []
-        for name, first, last in self._blocks(self._rows):
-            sealed = self._first <= first and last <= first_pending
-            if sealed and self._frames is not None:
-                sealed = bool(self._frames.complete(self._slots(np.arange(first, last))).all())
-            read = functools.partial(self._read_rows, max(first, self._first), min(last, self._rows))
-            blocks.append(Block(name, sealed, read))
-        arrays |= self._sampler.priorities(self._slots(np.arange(self._first, self._rows)))
-        if self._frames is not None:
-            arrays |= self._frames.stream_arrays()
-        return State(arrays, {"capacity": self.capacity, "rows": self._rows}, tuple(blocks))
+        for name, first, last in self._blocks(self._streams.serial, pages):
+            read = functools.partial(self._read_pages, first, last)
+            blocks.append(Block(name, not is_open[first:last].any(), read))
+        arrays = self._streams.arrays() | self._sampler.priorities(np.arange(self._n_used))
+        values = {
+            "capacity": self.capacity,
+            "page": self._streams.page,
+            "pages": self._streams.n_pages,
+            "streams": len(arrays["streams"]),
+        }
+        return State(arrays, values, tuple(blocks))
 
     def load_state(self, state: State) -> None:
         check_like(state, self.state(), "the replay", growing=state.arrays)
-        capacity, n_rows = state.values["capacity"], state.values["rows"]
+        capacity, page, n_pages = (state.values[name] for name in ("capacity", "page", "pages"))
         if capacity != self.capacity:
             raise IncompatibleStateError(f"the replay holds {self.capacity} rows, the saved one {capacity}")
-        blocks = self._blocks(n_rows)
+        is_possible = page >= self._reach and page & (page - 1) == 0
+        is_possible &= state.values["streams"] == len(state.arrays["streams"])
+        if not (is_possible and capacity <= page * n_pages <= 2 * capacity + 2**20):
+            raise IncompatibleStateError(f"the saved replay has {n_pages} pages of {page} rows")
+        self._allocate(n_pages, page)
+        self._streams.load(state.arrays)
+        blocks = self._blocks(self._streams.serial, self._streams.used)
         if [block.name for block in state.blocks] != [name for name, _, _ in blocks]:
-            raise IncompatibleStateError(f"the blocks of the saved replay are not those of {n_rows} rows")
-        pending = self._check_pending(state.arrays, n_rows)
-        self._rows, self._pending = n_rows, pending
-        self._sampler.pushed()
-        self._next[:] = EMPTY
+            raise IncompatibleStateError("the blocks of the saved replay are not those of its pages")
         for block, (_, first, last) in zip(state.blocks, blocks, strict=True):
-            rows, arrays = np.arange(max(first, self._first), min(last, n_rows)), block.arrays()
-            check_like(State(arrays), State(self._read_rows(rows[0], rows[-1] + 1)), "the replay")
-            slots = self._slots(rows)
+            arrays, slots = block.arrays(), np.arange(first * page, last * page)
+            check_like(State(arrays), State(self._read_pages(first, last)), "the replay")
             self._data.write(slots, arrays)
-            if self._frames is not None:
-                self._frames.write(slots, arrays)
-                self._frames.load_links(slots, rows, arrays, self._first)
-            links = arrays[_LINK].astype(np.int64)
-            self._next[slots] = np.where(links > 0, self._slots(rows + links), EMPTY)
-        live = self._slots(np.arange(self._first, self._rows))
-        if self._frames is not None:
-            self._frames.load_streams(state.arrays, live)
-            linked = live[self._next[live] != EMPTY]
-            self._next[linked[~self._frames.complete(linked)]] = EMPTY
-        ready = live[self._next[live] != EMPTY]
-        self._ready = len(ready)
-        self._sampler.added(ready)
-        self._sampler.load_priorities(live, state.arrays)
+            if self._stacks is not None:
+                self._stacks.write(slots, arrays)
+            for name, column in self._beside.items():
+                column[slots] = arrays[name]
+        slots = np.arange(self._n_used)
+        self._complete(slots[self._streams.holds(slots)])
+        self._sampler.load_priorities(slots, state.arrays)
 
-    def _check_pending(
-        self, arrays: dict[str, Array], n_rows: int
-    ) -> dict[tuple[int, int], tuple[Array, Array]]:
-        """The pending rows of a saved state. Wrong ones would link rows of different episodes, or stay pending forever."""
-        streams, pending = arrays["streams"], arrays["pending"]
-        rows, n_steps = arrays["pending_rows"], arrays["pending_n_steps"]
-        lengths_fit = len(streams) == len(pending) and len(rows) == len(n_steps) == pending.sum()
-        rows_fit = rows.min(initial=0) >= 0 and rows.max(initial=-1) < n_rows
-        steps_fit = n_steps.min(initial=0) >= 0 and n_steps.max(initial=0) <= self.capacity
-        if not (lengths_fit and pending.min(initial=1) >= 1 and rows_fit and steps_fit):
-            raise IncompatibleStateError("the pending rows of the saved replay are not those of its streams")
-        return {
-            (int(actor), int(env)): (rows[end - n : end], n_steps[end - n : end])
-            for (actor, env), n, end in zip(streams, pending, np.cumsum(pending), strict=True)
-        }
+    def _blocks(self, serial: Array, n_pages: int) -> list[tuple[str, int, int]]:
+        """Name, first page, and the page after the last of every block of the first pages.
 
-    def _blocks(self, n_rows: int) -> list[tuple[str, int, int]]:
-        """Name, first row, and the row after the last of every block, if `n_rows` rows have been pushed."""
-        n, oldest = self._block_rows, max(0, n_rows - self.capacity)
-        return [
-            (f"rows-{start // n:09d}", start, start + n) for start in range(oldest - oldest % n, n_rows, n)
-        ]
+        The name has the newest use of one of its pages, so that a block with other rows has another name.
+        """
+        n = self._block_pages
+        spans = [(first, min(first + n, n_pages)) for first in range(0, n_pages, n)]
+        return [(f"rows-{a // n:09d}-{serial[a:b].max():012d}", a, b) for a, b in spans]
 
-    def _read_rows(self, first: int, last: int) -> dict[str, Array]:
-        """The rows from `first` to before `last`, by column."""
-        slots = self._slots(np.arange(first, last))
-        links = (self._next[slots] - slots) % self.capacity
-        links[self._next[slots] == EMPTY] = 0
-        rows = self._data.read(slots)
-        if self._frames is not None:
-            rows |= self._frames.read(slots)
-            rows |= self._frames.links(slots)
-        return rows | {_LINK: links.astype(np.uint32)}
+    def _read_pages(self, first: int, last: int) -> dict[str, Array]:
+        """The rows of these pages, by column; zeros where there is no row."""
+        slots = np.arange(first * self._streams.page, last * self._streams.page)
+        rows = self._data.read(slots) | {name: column[slots] for name, column in self._beside.items()}
+        if self._stacks is not None:
+            rows |= self._stacks.read(slots)
+        is_empty = ~self._streams.holds(slots)
+        for column in rows.values():
+            column[is_empty] = 0
+        return rows

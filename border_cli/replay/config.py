@@ -34,11 +34,6 @@ class PrioritizedConfig(BufferConfig):
         unit="opt steps",
         ge=1,
     )
-    initial_priority: str = option(
-        "max",
-        "priority of a new row: the largest so far, or the TD error that the actor computes (Ape-X)",
-        choices=("max", "actor"),
-    )
     normalizer: str = option(
         "batch",
         "importance weights are divided by the largest of the batch, or of the whole replay",
@@ -47,6 +42,3 @@ class PrioritizedConfig(BufferConfig):
 
     def resolve(self, opt_steps: int | None) -> PrioritizedConfig:
         return replace(self, beta_opt_steps=self.beta_opt_steps or opt_steps or DEFAULT_BETA_OPT_STEPS)
-
-    def with_priority(self) -> bool:
-        return self.initial_priority == "actor"

@@ -13,26 +13,21 @@ from border_cli.core.state import State, check_like
 from border_cli.replay.config import DEFAULT_BETA_OPT_STEPS, PrioritizedConfig
 from border_cli.runtime.seeding import restore
 
-EMPTY = 0
-"""The slot that never holds a row. As the slot of a next observation: there is none, or not yet."""
-
 
 class ReplaySampler(ABC):
     """Samples slots for a buffer, which passes these arguments:
 
-    next_slot: (capacity + 1,) the slot of each row's next observation, or EMPTY · n_rows: slots 1 to n_rows hold rows ·
-    n_ready: rows that can be sampled.
+    is_ready: (slots,) whether a slot can be sampled · n_used: only slots below this can be · n_ready: how many can be.
     """
 
+    def begin(self, n_slots: int) -> None:  # noqa: B027 - a sampler that keeps nothing has nothing to do, here and below
+        """Forget everything. The buffer has this many slots."""
+
     @abstractmethod
-    def sample(self, size: int, next_slot: Array, n_rows: int, n_ready: int) -> tuple[Array, Array | None]:
-        """Sample a batch of size <= n_ready.
+    def sample(self, size: int, is_ready: Array, n_used: int, n_ready: int) -> tuple[Array, Array | None]:
+        """Sample a batch of size <= n_ready: (size,) slots, and (size,) float32 importance weights or None."""
 
-        Returns:
-            (2, size) slots of the rows and of their next observations, and (size,) float32 importance weights or None.
-        """
-
-    def pushed(self) -> None:  # noqa: B027 - a sampler that keeps nothing has nothing to do, here and below
+    def pushed(self) -> None:  # noqa: B027
         """Rows are being pushed; `removed` and `added` follow."""
 
     def added(self, slots: Array) -> None:  # noqa: B027
@@ -49,9 +44,7 @@ class ReplaySampler(ABC):
         """What determines the next batches together with the rows, as JSON values."""
 
     @abstractmethod
-    def load_generator_state(
-        self, state: dict[str, Any], next_slot: Array, n_rows: int, n_ready: int
-    ) -> None:
+    def load_generator_state(self, state: dict[str, Any], is_ready: Array, n_used: int, n_ready: int) -> None:
         """Continue from a saved state, after the rows and `load_priorities`. Raises ValueError."""
 
     def priorities(self, slots: Array) -> dict[str, Array]:
@@ -62,9 +55,9 @@ class ReplaySampler(ABC):
         """Restore saved columns, after `added` was called for the slots that can be sampled. Raises ValueError."""
 
 
-_AHEAD = 8
-"""Batches drawn at once. Pushing discards them, so that the distribution is that of single draws."""
-_NO_BATCHES = np.empty((0, 2, 0), np.int64)
+_MOST_AHEAD = 8
+"""Batches drawn at once, at most. Pushing discards them, so that the distribution is that of single draws."""
+_NO_BATCHES = np.empty((0, 0), np.int64)
 
 
 class UniformSampler(ReplaySampler):
@@ -72,48 +65,52 @@ class UniformSampler(ReplaySampler):
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._drawn: Array = _NO_BATCHES  # (k, 2, size) batches drawn ahead
+        self._drawn: Array = _NO_BATCHES  # (k, size) batches drawn at once
         self._taken = 0
+        self._ahead = 0  # how many were asked for; doubled each time while no rows are pushed
         self._before_draws: dict[str, Any] | None = None  # state of the generator before them
+
+    def begin(self, n_slots: int) -> None:
+        self.pushed()
 
     def pushed(self) -> None:
         """Discard the batches that were drawn ahead: new rows must be sampled as often as old ones."""
-        self._drawn, self._taken, self._before_draws = _NO_BATCHES, 0, None
+        self._drawn, self._taken, self._ahead, self._before_draws = _NO_BATCHES, 0, 0, None
 
-    def sample(self, size: int, next_slot: Array, n_rows: int, n_ready: int) -> tuple[Array, None]:
-        if self._drawn.shape[2] != size or self._taken == len(self._drawn):
-            self._before_draws = dict(self._rng.bit_generator.state)
-            # Uniform draws over all slots, without those that cannot be sampled: (k, 2, size) slots of k >= 1 batches.
-            usable = np.empty((2, 0), np.int64)
-            while usable.shape[1] < size:  # rarely more than once
-                draws = self._rng.random(_AHEAD * size)
-                draws *= n_rows + 1  # not uniform by n/2^53, in a third of the time of `integers`
-                slots = draws.astype(np.int64)
-                next_slots = next_slot.take(slots)
-                ready = next_slots.nonzero()[0]
-                usable = np.concatenate((usable, (slots.take(ready), next_slots.take(ready))), axis=1)
-            k = usable.shape[1] // size
-            batches = usable[:, : k * size].reshape(2, k, size).swapaxes(0, 1)
-            self._drawn, self._taken = np.ascontiguousarray(batches), 0
+    def sample(self, size: int, is_ready: Array, n_used: int, n_ready: int) -> tuple[Array, None]:
+        if self._drawn.shape[1] != size or self._taken == len(self._drawn):
+            self._draw(min(max(2 * self._ahead, 1), _MOST_AHEAD), size, is_ready, n_used)
         drawn: Array = self._drawn[self._taken]
         self._taken += 1
         return drawn, None
 
-    def generator_state(self) -> dict[str, Any]:
-        """State of the generator before the batches were drawn ahead, and how many of them were taken."""
-        before = self._before_draws or dict(self._rng.bit_generator.state)
-        return {"generator": before, "batch_size": self._drawn.shape[2], "batches_taken": self._taken}
+    def _draw(self, ahead: int, size: int, is_ready: Array, n_used: int) -> None:
+        """Draw about `ahead` batches, at least one: uniformly over all slots, without those that cannot be sampled."""
+        self._before_draws = dict(self._rng.bit_generator.state)
+        usable = np.empty(0, np.int64)
+        while len(usable) < size:  # rarely more than once
+            draws = self._rng.random(ahead * size + size // 4)
+            draws *= n_used  # not uniform by n/2^53, in a third of the time of `integers`
+            slots = draws.astype(np.int64)
+            slots = slots.take(is_ready.take(slots).nonzero()[0])
+            usable = np.concatenate((usable, slots)) if len(usable) else slots
+        k = len(usable) // size
+        self._drawn, self._taken, self._ahead = usable[: k * size].reshape(k, size), 0, ahead
 
-    def load_generator_state(
-        self, state: dict[str, Any], next_slot: Array, n_rows: int, n_ready: int
-    ) -> None:
-        kinds = {"generator": None, "batch_size": 0, "batches_taken": 0}
+    def generator_state(self) -> dict[str, Any]:
+        """State of the generator before the newest draws, and what was drawn and taken."""
+        before = self._before_draws or dict(self._rng.bit_generator.state)
+        drawn = {"batch_size": self._drawn.shape[1], "ahead": self._ahead, "batches_taken": self._taken}
+        return {"generator": before} | drawn
+
+    def load_generator_state(self, state: dict[str, Any], is_ready: Array, n_used: int, n_ready: int) -> None:
+        kinds = {"generator": None, "batch_size": 0, "ahead": 0, "batches_taken": 0}
         check_like(State({}, state), State({}, kinds), "the replay's generator")
         self.pushed()
         restore(self._rng, state["generator"])
-        size, taken = state["batch_size"], state["batches_taken"]
-        if taken > 0 and n_ready >= size > 0:
-            self.sample(size, next_slot, n_rows, n_ready)
+        size, ahead, taken = state["batch_size"], state["ahead"], state["batches_taken"]
+        if taken > 0 and n_ready >= size > 0 and 0 < ahead <= _MOST_AHEAD:
+            self._draw(ahead, size, is_ready, n_used)
             self._taken = min(taken, len(self._drawn))
 
 
@@ -209,11 +206,12 @@ class PrioritizedSampler(ReplaySampler):
     def __init__(self, config: PrioritizedConfig, rng: np.random.Generator) -> None:
         self._config = config
         self._rng = rng
-        slots = config.capacity + 1
-        self._sums = SumTree(slots)
-        self._minima = MinTree(slots) if config.normalizer == "all" else None
         self._max_priority = 1.0
         self._batches = 0
+
+    def begin(self, n_slots: int) -> None:
+        self._sums = SumTree(n_slots)
+        self._minima = MinTree(n_slots) if self._config.normalizer == "all" else None
 
     def added(self, slots: Array) -> None:
         """Give these slots the largest priority so far."""
@@ -224,7 +222,7 @@ class PrioritizedSampler(ReplaySampler):
         if self._minima is not None:
             self._minima.set(slots, np.inf)
 
-    def sample(self, size: int, next_slot: Array, n_rows: int, n_ready: int) -> tuple[Array, Array]:
+    def sample(self, size: int, is_ready: Array, n_used: int, n_ready: int) -> tuple[Array, Array]:
         """See `ReplaySampler`. One row is drawn from each of `size` equal parts of the sum of all priorities."""
         slots, total = self._sums.find((np.arange(size) + self._rng.random(size)) / size)
         beta = self.beta()
@@ -234,10 +232,7 @@ class PrioritizedSampler(ReplaySampler):
         else:
             weights /= (n_ready * self._minima.min / total) ** -beta
         self._batches += 1
-        slots_and_next = np.empty((2, size), np.int64)
-        slots_and_next[0] = slots
-        next_slot.take(slots, out=slots_and_next[1], mode="clip")
-        return slots_and_next, weights.astype(np.float32)
+        return slots, weights.astype(np.float32)
 
     def update(self, slots: Array, td_error: Array) -> None:
         """New priorities, except for slots whose row was overwritten. Raises ValueError for an error that is not finite."""
@@ -261,9 +256,7 @@ class PrioritizedSampler(ReplaySampler):
         state = dict(self._rng.bit_generator.state)
         return {"generator": state, "batches": self._batches, "max_priority": self._max_priority}
 
-    def load_generator_state(
-        self, state: dict[str, Any], next_slot: Array, n_rows: int, n_ready: int
-    ) -> None:
+    def load_generator_state(self, state: dict[str, Any], is_ready: Array, n_used: int, n_ready: int) -> None:
         kinds = {"generator": None, "batches": 0, "max_priority": 0.0}
         check_like(State({}, state), State({}, kinds), "the replay's generator")
         if not 0 < (state["max_priority"] or 0) < np.inf:

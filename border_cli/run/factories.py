@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
 from border_cli.config.resolve import (
@@ -20,6 +21,7 @@ from border_cli.config.resolve import (
     n_actors,
     ratio_tolerance,
     steps_natively,
+    streams,
 )
 from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import EnvConfig, TrainConfig
@@ -29,7 +31,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Column, ModelInfo, item_columns
 from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
 from border_cli.envs.try_env import try_env
-from border_cli.replay.n_step import NStepProcessor
+from border_cli.replay.buffer import Returns
 from border_cli.run.directory import SWEEP_FILE
 from border_cli.run.summary import read_run_id
 from border_cli.runtime import seeding
@@ -103,20 +105,11 @@ def actor_policy(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> Actin
 
 
 def actor_processor(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> StepProcessor:
-    """The step processor of one actor: the configured one, or the agent's own, or the n-step one."""
-    agent, buffer, make = config.agent, config.buffer, _step_processor(config)
-    if make is not None:
+    """The step processor of one actor: the configured one, or border-cli's own."""
+    if config.step_processor is not None:
+        make: Callable[..., StepProcessor] = import_path(config.step_processor, "step_processor")
         return make(spec, actor_id.n_envs, config)
-    return NStepProcessor(
-        spec,
-        actor_id.n_envs,
-        buffer.n_step,
-        agent.gamma,
-        agent.reward_clip,
-        buffer.with_priority(),
-        extra_columns(config, spec),
-        len(config.env.info_keys),
-    )
+    return RowProcessor(spec, actor_id.n_envs, extra_columns(config, spec), len(config.env.info_keys))
 
 
 def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
@@ -125,23 +118,15 @@ def extra_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
     return () if declared is None else tuple(declared(config.agent, spec))
 
 
-def _step_processor(config: TrainConfig) -> Callable[[EnvSpec, int, TrainConfig], StepProcessor] | None:
-    """What makes the step processor instead of border-cli's own; None if nothing replaces that."""
-    if config.step_processor is not None:
-        make: Callable[..., StepProcessor] = import_path(config.step_processor, "step_processor")
-        return make
-    return getattr(agent_module(config), "make_step_processor", None)
-
-
 def run_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
     """All columns of the rows that cross from actors to the replay. Raises UsageError."""
-    if config.env.info_keys and _step_processor(config) is not None:
+    if config.env.info_keys and config.step_processor is not None:
         raise UsageError(
             "env.info_keys needs the step processor of border-cli, and this run has another one",
             allowed="env.info_keys=[], or no step_processor",
         )
     extra, n_info = extra_columns(config, spec), len(config.env.info_keys)
-    return item_columns(spec, config.buffer.with_priority(), extra, n_info)
+    return item_columns(spec, extra, n_info)
 
 
 def evaluation_env(tick: Callable[[], None], config: TrainConfig) -> GymEnv:
@@ -192,8 +177,11 @@ def described_inputs(config: TrainConfig, spec: EnvSpec) -> list[str]:
 def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
     """The replay buffer."""
     module, extra = BUFFERS[config.buffer.type].load(), extra_columns(config, spec)
+    returns = Returns(config.agent.gamma, config.agent.reward_clip)
     where = {"device": config.device} if config.buffer.device == "cuda" else {}
-    buffer: ReplayBuffer = module.make_buffer(config.buffer, spec, config.seed, extra, **where)
+    buffer: ReplayBuffer = module.make_buffer(
+        config.buffer, spec, config.seed, extra, returns, streams(config), **where
+    )
     return buffer
 
 
@@ -205,7 +193,7 @@ def has_rows_on_gpu(config: TrainConfig) -> bool:
 def buffer_bytes(config: TrainConfig, spec: EnvSpec) -> int:
     """Bytes of the replay once it is full."""
     module = BUFFERS[config.buffer.type].load()
-    return int(module.buffer_bytes(config.buffer, spec, extra_columns(config, spec)))
+    return int(module.buffer_bytes(config.buffer, spec, extra_columns(config, spec), streams(config)))
 
 
 def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:

@@ -27,7 +27,7 @@ from border_cli.config.throughput import Measured
 from border_cli.config.validate import least_capacity
 from border_cli.core.errors import UsageError, first_line
 from border_cli.core.spaces import EnvSpec
-from border_cli.core.types import AFTER_TRAINING, Items, empty_items
+from border_cli.core.types import AFTER_TRAINING, MAX_STEP, Items, empty_items
 from border_cli.run import factories
 from border_cli.runtime import machine, seeding
 from border_cli.runtime.child import ChildError, run_in_child
@@ -198,8 +198,7 @@ def made_up(spec: EnvSpec, n: int, config: TrainConfig) -> Items:
     for leaf in spec.obs.leaves:
         if np.dtype(leaf.dtype).kind == "f":
             items[leaf.name][...] = rng.standard_normal(items[leaf.name].shape)
-    items["n_steps"][:] = 1
-    items["discount"][:] = config.agent.gamma
+    items["step"][:] = np.arange(n) % MAX_STEP
     return items
 
 

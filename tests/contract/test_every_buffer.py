@@ -15,17 +15,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.config.registry import BUFFERS
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.state import Block, State
 from border_cli.core.types import Batch, Step, concat_items
-from border_cli.replay.buffer import RowReplayBuffer
-from border_cli.replay.n_step import NStepProcessor
+from border_cli.replay.buffer import Returns, RowReplayBuffer
+from border_cli.replay.streams import page_size
 from tests.fakes import processed
 from tests.faults.amounts import FULL
 
 GAMMA = 0.5
 SIZE = 8
+N_STREAMS = 4
 STACKS = {"single": 1, "stacks": 4}
 ON_DEVICE = " on device "
 Key = tuple[int, int, int, int]
@@ -38,13 +40,15 @@ def spec_of(stack: int) -> EnvSpec:
     return EnvSpec(ObsSpec((leaf,)), ActionSpec("discrete", n=3))
 
 
-def make(kind: str, capacity: int, stack: int, **options: Any) -> RowReplayBuffer:
+def make(kind: str, capacity: int, stack: int, n_step: int, **options: Any) -> RowReplayBuffer:
     name, on_device, device = kind.partition(ON_DEVICE)
     entry = BUFFERS[name]
     if on_device:  # as with buffer.device=cuda, but for the device itself
         options |= {"device": "cuda"}
-    config = entry.config(type=name, capacity=capacity, **options)
-    buffer: RowReplayBuffer = entry.load().make_buffer(config, spec_of(stack), 7, device=device)
+    config = entry.config(type=name, capacity=capacity, n_step=n_step, **options)
+    buffer: RowReplayBuffer = entry.load().make_buffer(
+        config, spec_of(stack), 7, (), Returns(GAMMA), N_STREAMS, device=device
+    )
     return buffer
 
 
@@ -64,16 +68,18 @@ class Naive:
         *stream, t = key
         return np.array([[*stream, max(t - back, 0)] for back in reversed(range(self.stack))])
 
-    def holds(self, key: Key) -> bool:
+    def oldest_row(self, key: Key) -> int:
         *stream, t = key
-        frames = [(*stream, max(t - back, 0)) for back in range(self.stack)]
-        oldest = len(self.row_of) - self.capacity
-        return all(self.row_of.get(frame, -1) >= max(oldest, 0) for frame in frames)  # type: ignore[call-overload]
+        return self.row_of[(*stream, max(t - self.stack + 1, 0))]  # type: ignore[index]
 
-    def sampleable(self) -> set[Key]:
-        return {
-            key for key, (then, *_) in self.transitions.items() if then in self.row_of and self.holds(key)
-        }
+    def possible(self) -> set[Key]:
+        """Return every transition whose next observation has been pushed."""
+        return {key for key, (then, *_) in self.transitions.items() if then in self.row_of}
+
+    def certain(self) -> set[Key]:
+        """Return the possible ones that lie within the capacity, less a page per stream."""
+        least = self.capacity - N_STREAMS * page_size(self.capacity, N_STREAMS, max(self.n_step, self.stack))
+        return {key for key in self.possible() if self.oldest_row(key) >= len(self.row_of) - least}
 
 
 class World:
@@ -83,12 +89,12 @@ class World:
         self.buffer, self.naive = buffer, naive
         self.buffers = [buffer]
         self.spec = spec_of(naive.stack)
-        self.processors = {actor: NStepProcessor(self.spec, 2, naive.n_step, GAMMA) for actor in range(2)}
+        self.processors = {actor: RowProcessor(self.spec, 2) for actor in range(2)}
         self.at: dict[tuple[int, int], tuple[int, int]] = {}
         self.held: list[dict[str, Array]] | None = None  # rows of an incomplete chunk
 
     def act(self, kind: str, *arguments: Any) -> None:
-        """Run one part of a plan: `episode` or `chunk`."""
+        """Run one part of a plan: `episode`, `chunk` or `restart`."""
         getattr(self, kind)(*arguments)
 
     def episode(self, actor: int, env: int, length: int, ending: str) -> None:
@@ -105,6 +111,17 @@ class World:
         parts, self.held = self.held, None
         if parts:
             self._insert(concat_items(parts), actor)
+
+    def restart(self, actor: int) -> None:
+        """The actor is lost, and a new one begins: the newest row of each environment is its final observation."""
+        for buffer in self.buffers:
+            buffer.break_streams(actor)
+        self.processors[actor] = RowProcessor(self.spec, 2)
+        for env in range(2):
+            number, t = self.at.get((actor, env), (0, 0))
+            if t > 0:
+                self._closed((actor, env, number, t - 1), False)
+                self.at[actor, env] = number + 1, 0
 
     def _steps(self, actor: int, env: int, length: int, ending: str) -> Iterator[None]:
         number, t = self.at.get((actor, env), (0, 0))
@@ -144,7 +161,7 @@ class World:
     def _transition(self, key: Key, then: Key, terminated: bool) -> None:
         m = then[3] - key[3]
         reward = sum(GAMMA**k * self.reward(key[3] + k) for k in range(m))
-        self.naive.transitions[key] = (then, reward, GAMMA**m, terminated)
+        self.naive.transitions[key] = (then, reward, 0.0 if terminated else GAMMA**m, terminated)
 
     @staticmethod
     def reward(t: int) -> float:
@@ -164,17 +181,17 @@ class World:
             buffer.push(items, actor)
 
     def check(self) -> None:
-        wanted = self.naive.sampleable()
-        assert len(self.buffer) == len(wanted)
-        if not wanted:
+        certain, possible, n = self.naive.certain(), self.naive.possible(), len(self.buffer)
+        assert len(certain) <= n <= len(possible)
+        if n == 0:
             return
         seen: set[Key] = set()
-        size = min(SIZE, len(wanted))
-        for _ in range(40 if FULL or len(wanted) <= 12 else 8):
+        size = min(SIZE, n)
+        for _ in range(40 if FULL or n <= 12 else 8):
             seen |= self.check_batch(self.buffer.batch(size))
-        assert seen <= wanted
-        if len(wanted) <= 12:
-            assert seen == wanted
+        assert seen <= possible
+        if n <= 12:
+            assert len(seen) == n and seen >= certain
 
     def check_batch(self, batch: Batch) -> set[Key]:
         keys = set()
@@ -191,7 +208,7 @@ class World:
 
 
 def new_world(kind: str, capacity: int, stack: int, n_step: int) -> World:
-    return World(make(kind, capacity, stack), Naive(stack, n_step, capacity))
+    return World(make(kind, capacity, stack, n_step), Naive(stack, n_step, capacity))
 
 
 ACTOR, LENGTH, ENDING = (
@@ -204,6 +221,7 @@ PLANS = st.lists(
     st.one_of(
         st.tuples(st.just("episode"), ACTOR, st.integers(0, 1), LENGTH, ENDING),
         st.tuples(st.just("chunk"), ACTOR, STEPS, STEPS),
+        st.tuples(st.just("restart"), ACTOR),
     ),
     min_size=1,
     max_size=25,
@@ -220,7 +238,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 # below, a buffer on a device is compared with one in memory
 @pytest.mark.parametrize("kind", KINDS if FULL else BUFFERS)
 @settings(max_examples=50 if FULL else 10, deadline=None)
-@given(n_step=st.integers(1, 4), capacity=st.integers(9, 60), plan=PLANS)
+@given(n_step=st.integers(1, 4), capacity=st.integers(9, 200), plan=PLANS)
 def test_batches_match_the_naive_buffer(kind: str, stack: int, n_step: int, capacity: int, plan: Any) -> None:
     world = new_world(kind, capacity, stack, n_step)
     for part in plan:
@@ -264,7 +282,7 @@ def content(buffer: RowReplayBuffer) -> dict[str, Any]:
 @pytest.mark.parametrize("ways", ["memory to memory", "memory to device", "device to memory"])
 @pytest.mark.parametrize("kind", BUFFERS)
 @settings(max_examples=15 if FULL else 4, deadline=None)
-@given(n_step=st.integers(1, 4), capacity=st.integers(20, 60), before=PLANS, after=PLANS, errors=ERRORS)
+@given(n_step=st.integers(1, 4), capacity=st.integers(20, 200), before=PLANS, after=PLANS, errors=ERRORS)
 def test_a_buffer_that_loads_a_state_gives_the_same_batches_and_sealed_blocks_never_change(
     kind: str, ways: str, stack: int, n_step: int, capacity: int, before: Any, after: Any, errors: Any
 ) -> None:
@@ -272,7 +290,7 @@ def test_a_buffer_that_loads_a_state_gives_the_same_batches_and_sealed_blocks_ne
     sealed: dict[Any, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 5)
-        world, loaded = new_world(source, capacity, stack, n_step), make(target, capacity, stack)
+        world, loaded = new_world(source, capacity, stack, n_step), make(target, capacity, stack, n_step)
         for part in before:
             world.act(*part)
             used(world.buffer, errors)

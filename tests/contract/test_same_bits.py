@@ -69,12 +69,9 @@ FRAMES = (
 """Observations are stacks of frames; the replay stores single frames."""
 CORRELATED = (*args_of("sac", "uniform"), "agent.exploration=state_dependent", "agent.noise_interval=7")
 """Exploration noise that lasts several env steps and is restored with its actor."""
-PRIORITIES = (*args_of("dqn", "prioritized"), "buffer.initial_priority=actor", "buffer.n_step=2")
-"""Rows whose priority the actor computes, some of them incomplete when the run is stopped."""
 PAIRS = {f"{a}, {b}": args_of(a, b) for a, b in product(sorted(AGENTS), sorted(BUFFERS))} | {
     "frames": FRAMES,
     "correlated noise": CORRELATED,
-    "priorities of actors": PRIORITIES,
 }
 OF_PAIRS = {f"{pair}, {mode}": (*PAIRS[pair], *MODES[mode]) for pair, mode in product(PAIRS, MODES)}
 OF_PAIRS.pop("correlated noise, sync")  # the learner keeps that noise as it keeps any generator

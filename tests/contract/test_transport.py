@@ -52,7 +52,6 @@ class Bench:
     n_envs: int = 1
     n_buffer: int = 4
     ring_rows: int = 64
-    n_step: int = 1
     length: int = 7
     clock: ClassVar = FakeClock()
 
@@ -68,7 +67,7 @@ class Bench:
         kwargs = {"actor": 1, "lengths": [self.length]}
         env = GymEnv(EnvConfig(entry_point="tests.counting:CountingEnv", kwargs=kwargs), self.n_envs)
         assert env.spec == COUNTING_SPEC
-        processor = make_processor(actor_id, env.spec, self.n_step)
+        processor = make_processor(actor_id, env.spec)
         sampler = Sampler(env, self.policy, processor, lambda env, episode: None if episode else env)
         sampler.begin()
         place = (actor_id, sampler, self.policy, self.models, self.ring, self.actor_status)
@@ -156,9 +155,9 @@ def test_a_full_ring_makes_the_actor_wait_and_loses_nothing() -> None:
 def test_rows_may_be_inserted_directly_from_the_ring() -> None:
     """The actor overwrites the memory of a chunk later; this does not change the replay."""
     direct, copied = (
-        RowReplayBuffer(64, COUNTING_SPEC, UniformSampler(np.random.default_rng(0))) for _ in "ab"
+        RowReplayBuffer(64, COUNTING_SPEC, UniformSampler(np.random.default_rng(0)), n_step=3) for _ in "ab"
     )
-    bench = Bench(n_buffer=2, n_step=3, length=9)
+    bench = Bench(n_buffer=2, length=9)
     bench.grant(40)
     bench.run()
     for chunk in bench.chunks:
@@ -166,7 +165,7 @@ def test_rows_may_be_inserted_directly_from_the_ring() -> None:
         direct.push(chunk.items)
         for column in chunk.items.values():
             column[...] = 1
-    assert len(direct) == len(copied) == 36
+    assert len(direct) == len(copied) == 37
     batch, other = direct.batch(30), copied.batch(30)
     for name in ("ix", "reward", "terminated", "discount"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(other, name))
@@ -213,7 +212,7 @@ def test_a_lockstep_round_waits_for_the_model_two_rounds_before(publications: in
     actor_id = ActorId(actor=1, incarnation=0, n_actors=3, n_envs=2, seed=0)
     config = EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"lengths": [100]})
     env, policy, ring = make_resumable_env(actor_id, config), NumpyPolicy(), Ring(COUNTING_COLUMNS, 512)
-    sampler = Sampler(env, policy, make_processor(actor_id, env.spec, 1), lambda env, episode: episode)
+    sampler = Sampler(env, policy, make_processor(actor_id, env.spec), lambda env, episode: episode)
     acting = {"rounds": Rounds(n_actors=3, envs_per_actor=2, steps=4), "send": print}
     actor = LockstepActor(
         actor_id, sampler, policy, models, ring, status[1], state_wanted=lambda: False, **acting

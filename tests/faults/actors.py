@@ -21,18 +21,18 @@ import numpy as np
 
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.spec import ActorId, ActorSpec
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.config.schema import ActorManagerConfig, EnvConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Chunk, Items
 from border_cli.envs.group import GymEnv
-from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime import transport as ring
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_COLUMNS, counting_actors, make_counting_env, make_processor, model
 from tests.faults.processes import wait_until
 
-LENGTHS = (7, 1, 2, 30, 3)  # shorter than, equal to and longer than n_step
+LENGTHS = (7, 1, 2, 30, 3)
 RING_ROWS = 256
 """Of an actor with one environment and the credit of `counting_actors`."""
 
@@ -127,27 +127,26 @@ class Learner:
             assert [chunk.sequence for chunk in mine] == list(range(len(mine)))
             obs = np.concatenate([chunk.items["obs"] for chunk in mine])
             assert (obs[:, 0] == actor).all()
-            n_steps = np.concatenate([chunk.items["n_steps"] for chunk in mine])
-            uncounted = np.count_nonzero(n_steps) - sum(chunk.env_steps for chunk in mine)
+            final = np.concatenate([chunk.items["final"] for chunk in mine])
+            uncounted = np.count_nonzero(~final) - sum(chunk.env_steps for chunk in mine)
             # A chunk is split where the ring ends. One env step is counted with the last part, which a dead actor may not
             # have handed over.
-            assert uncounted == 0 or (uncounted == 1 and len(n_steps) % RING_ROWS == 0)
+            assert uncounted == 0 or (uncounted == 1 and len(final) % RING_ROWS == 0)
             for env in set(obs[:, 1].tolist()):
-                rows = np.column_stack([obs[:, 2], obs[:, 3], n_steps])[obs[:, 1] == env]
-                expected = np.array(list(expected_rows(np.count_nonzero(rows[:, 2]))), np.int64)
+                rows = np.column_stack([obs[:, 2], obs[:, 3], final])[obs[:, 1] == env]
+                expected = np.array(list(expected_rows(np.count_nonzero(rows[:, 2] == 0))), np.int64)
                 np.testing.assert_array_equal(rows, expected)
 
 
-def expected_rows(env_steps: int, n_step: int = 1) -> Iterator[tuple[int, int, int]]:
-    """Yield (episode, time, n_steps) of every row that an environment completes in `env_steps` env steps."""
+def expected_rows(env_steps: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield (episode, time, final) of every row of an environment in `env_steps` env steps."""
     episode = 0
     while env_steps > 0:
         length = LENGTHS[episode % len(LENGTHS)]
         if env_steps < length:
-            yield from ((episode, t, n_step) for t in range(env_steps - n_step + 1))
+            yield from ((episode, t, False) for t in range(env_steps))
             return
-        yield from ((episode, t, min(n_step, length - t)) for t in range(length))
-        yield episode, length, 0
+        yield from ((episode, t, t == length) for t in range(length + 1))
         env_steps -= length
         episode += 1
 
@@ -199,9 +198,9 @@ def actors_that_die_in_a_push(moment: float, **kwargs: Any) -> ActorSpec:
     return replace(spec, processor=partial(make_dying_in_a_push, moment=moment))
 
 
-def make_dying_in_a_push(place: ActorId, spec: EnvSpec, moment: float) -> NStepProcessor:
+def make_dying_in_a_push(place: ActorId, spec: EnvSpec, moment: float) -> RowProcessor:
     if (place.actor, place.incarnation) != (0, 0):
-        return make_processor(place, spec, 1)
+        return make_processor(place, spec)
     if moment == len(COUNTING_COLUMNS):
         fences = itertools.count(5, -1)  # two fences for the first model and two in each push
         ring.fence = lambda: None if next(fences) else _die()
@@ -212,11 +211,11 @@ def _die() -> None:
     os.kill(os.getpid(), SIGKILL)
 
 
-class _DyingProcessor(NStepProcessor):
+class _DyingProcessor(RowProcessor):
     """Ends the process in its second write of rows, after `moment` columns."""
 
     def __init__(self, spec: EnvSpec, moment: float) -> None:
-        super().__init__(spec, 1, 1, 0.99)
+        super().__init__(spec, 1)
         self._moment = moment
         self._takes = 0
 

@@ -248,7 +248,7 @@ def as_folder(path: Path) -> None:
 
 
 NOT_PLAIN = product(
-    ("model.safetensors", "manifest.json", "replay.rows-000000000.safetensors"),
+    ("model.safetensors", "manifest.json", "replay.rows"),
     (as_link, as_pipe, as_device, as_folder),
 )
 
@@ -257,7 +257,8 @@ NOT_PLAIN = product(
 def test_i3_a_link_pipe_device_or_folder_is_not_read(
     run: Run, capsys: pytest.CaptureFixture[str], name: str, instead: Callable[[Path], None]
 ) -> None:
-    instead(run.path / STEP / name)
+    (file,) = (run.path / STEP).glob(f"{name}*")
+    instead(file)
     for act in (evaluate, resume):
         assert name in refused(act, run, capsys)
 
@@ -342,7 +343,8 @@ def test_i4_invalid_content_of_a_checkpoint_is_refused(
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("replay.json", {"rows": 10**12}),
+        ("replay.json", {"pages": 10**12}),
+        ("replay.json", {"page": 3}),
         ("replay.json", {"capacity": 10**12}),
         ("loop.json", {"records": {"jsonl": "x"}}),
         ("loop.json", {"records": []}),

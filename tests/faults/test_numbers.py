@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from border_cli.core.spaces import Array
-from border_cli.core.types import Batch, Items
+from border_cli.core.types import Batch, Items, count_env_steps
 from border_cli.replay.buffer import RowReplayBuffer
 from tests.faults.commands import resume_hint, run_here, verified_checkpoints
 from tests.real_runs import Run
@@ -129,7 +129,7 @@ def test_e2_dropped_env_steps_never_reach_the_replay(
         "trainer.max_opts=300",
     )
     assert run.summary["status"] == "done"
-    assert sum(int(np.count_nonzero(items["n_steps"])) for items in pushed) == run.counts[1]
+    assert sum(count_env_steps(items) for items in pushed) == run.counts[1]
     for items in pushed:
         assert all(np.isfinite(rows).all() for rows in items.values())
     dropped = [actor["dropped"] for actor in run.summary["actors"]]

@@ -113,7 +113,11 @@ def test_c3_a_damaged_block_shared_by_all_checkpoints_costs_only_the_replay(
 
 def test_c4_a_file_that_the_manifest_does_not_name_is_never_opened(saved: Path) -> None:
     """It may come from a file manager, and the checkpoint stays valid."""
-    stranger, opened, watching = saved / NEWEST / "replay.rows-000000099.safetensors", list[str](), True
+    stranger, opened, watching = (
+        saved / NEWEST / "replay.rows-000000099.safetensors",
+        list[str](),
+        True,
+    )
     stranger.write_bytes(b"x")
 
     def audit(event: str, args: tuple[Any, ...]) -> None:

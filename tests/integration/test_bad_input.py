@@ -65,7 +65,6 @@ COMPOSITION = [
         "env=catch agent.kernels=[5]",
         "agent.channels, kernels and strides have 3, 1 and 0 values|as many in each",
     ),
-    Row("agent=rainbow buffer.initial_priority=actor", "actors with agent=rainbow cannot compute|=max"),
     Row("trainer.stop_return=9 evaluator.episodes=1", "needs an interval|evaluator.episodes of at least 2"),
 ]
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import (
     COMPILING_PAYS_S,
@@ -32,7 +33,6 @@ from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.spaces import Array
 from border_cli.core.types import Batch, Step
-from border_cli.replay.n_step import NStepProcessor
 from border_cli.runtime.stopping import StopFlag
 from tests.fakes import processed
 from tests.faults.amounts import FULL, sampled
@@ -85,7 +85,7 @@ def replayed(agent: str) -> Batch:
     """A batch of a replay: the strides of its arrays are part of the graph, which runs find in the cache then."""
     entry, spec = BUFFERS["prioritized" if agent in WEIGHTED else "uniform"], spec_of(agent)
     buffer = entry.load().make_buffer(entry.config(capacity=100), spec, seed=0)
-    processor = NStepProcessor(spec, 1, 1, gamma=0.9)
+    processor = RowProcessor(spec, 1)
     for seed in range(40):
         row = batch_of(agent, seed, 1)
         step = Step([0], row.obs, row.action, row.reward, row.terminated, np.zeros(1, bool), row.next_obs)

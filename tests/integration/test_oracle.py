@@ -20,7 +20,7 @@ from border_cli.runtime import forkserver
 from border_cli.runtime.stopping import Backoff
 from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD, counting_actors, make_resumable_env, model
 from tests.faults.actors import LENGTHS, expected_rows
-from tests.faults.amounts import sampled, times
+from tests.faults.amounts import times
 
 N_ACTORS = 8
 
@@ -47,30 +47,27 @@ def collect_all(manager: ActorManager, env_steps: int) -> list[Chunk]:
 
 
 def test_expected_rows_by_hand() -> None:
-    rows = list(expected_rows(7 + 1 + 2 + 1, 3))
-    assert rows[:8] == [*((0, t, min(3, 7 - t)) for t in range(8))]
-    assert rows[8:] == [(1, 0, 1), (1, 1, 0), (2, 0, 2), (2, 1, 1), (2, 2, 0)]
+    rows = list(expected_rows(7 + 1 + 2 + 1))
+    assert rows[:8] == [*((0, t, t == 7) for t in range(8))]
+    assert rows[8:] == [(1, 0, False), (1, 1, True), *((2, t, t == 2) for t in range(3)), (3, 0, False)]
 
 
-def check_rows(chunks: list[Chunk], actor: int, env_steps: list[int], n_step: int) -> None:
+def check_rows(chunks: list[Chunk], actor: int, env_steps: list[int]) -> None:
     """Check all rows of an actor. env_steps: of each of its environments."""
     items = [chunk.items for chunk in chunks if chunk.actor == actor]
-    rows = {name: np.concatenate([part[name] for part in items]) for name in ("obs", "n_steps", "env")}
+    rows = {name: np.concatenate([part[name] for part in items]) for name in ("obs", "final", "env")}
     for env, steps in enumerate(env_steps):
-        obs, span = (rows[name][rows["env"] == env] for name in ("obs", "n_steps"))
+        obs, final = (rows[name][rows["env"] == env] for name in ("obs", "final"))
         np.testing.assert_array_equal(obs[:, 0], actor)
         np.testing.assert_array_equal(obs[:, 1], env)
-        expected = np.array(list(expected_rows(steps, n_step)), np.int64)
-        np.testing.assert_array_equal(np.column_stack([obs[:, 2], obs[:, 3], span]), expected)
+        expected = np.array(list(expected_rows(steps)), np.int64)
+        np.testing.assert_array_equal(np.column_stack([obs[:, 2], obs[:, 3], final]), expected)
 
 
-@pytest.mark.parametrize(
-    ("n_envs", "n_step"),
-    sampled([(1, 1), (4, 1), (1, 3), (4, 3), (1, 5), (4, 5)], 2),
-)
-def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int) -> None:
+@pytest.mark.parametrize("n_envs", [1, 4])
+def test_every_env_step_arrives_once_and_in_order(n_envs: int) -> None:
     env_steps = times(24_000, 100_000)
-    spec = counting_actors(n_envs=n_envs, n_step=n_step, lengths=LENGTHS, truncate="odd")
+    spec = counting_actors(n_envs=n_envs, lengths=LENGTHS, truncate="odd")
     manager = ActorManager(spec, COUNTING_COLUMNS, N_ACTORS, ActorManagerConfig())
     try:
         manager.start(model())
@@ -83,7 +80,7 @@ def test_every_env_step_arrives_once_and_in_order(n_envs: int, n_step: int) -> N
         assert headers == [(0, n) for n in range(len(headers))]
         assert sum(chunk.env_steps for chunk in chunks if chunk.actor == actor) == env_steps // N_ACTORS
         steps = [len(range(env, env_steps // N_ACTORS, n_envs)) for env in range(n_envs)]
-        check_rows(chunks, actor, steps, n_step)
+        check_rows(chunks, actor, steps)
     assert [(s.actor, s.env_steps, s.state) for s in stats] == [
         (actor, env_steps // N_ACTORS, "done") for actor in range(N_ACTORS)
     ]
@@ -107,13 +104,12 @@ def collect_rounds(manager: LockstepSource, n: int) -> list[list[Chunk]]:
     return rounds
 
 
-@pytest.mark.parametrize(("n_step", "credit"), [(1, 126), (3, 2)])
-def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, credit: int) -> None:
+@pytest.mark.parametrize("credit", [126, 2])
+def test_rounds_deliver_every_row_with_the_expected_model_version(credit: int) -> None:
     """In round r the actors use the model published after round r - 2. A round larger than the ring is split."""
     rounds = Rounds(n_actors=2, envs_per_actor=2, steps=11)
     spec = counting_actors(
         n_envs=2,
-        n_step=n_step,
         credit=credit,
         make_env=make_resumable_env,
         lengths=LENGTHS,
@@ -132,4 +128,4 @@ def test_rounds_deliver_every_row_with_the_expected_model_version(n_step: int, c
             (actor, 22, max(r - 2, 0)) for actor in range(2)
         ]
     for actor in range(2):
-        check_rows([chunk for chunks in collected for chunk in chunks], actor, [40 * 11] * 2, n_step)
+        check_rows([chunk for chunks in collected for chunk in chunks], actor, [40 * 11] * 2)

@@ -9,7 +9,8 @@ import pytest
 
 from border_cli import load
 from border_cli.actors.sampler import Sampler
-from border_cli.config.schema import EnvConfig, TrainConfig
+from border_cli.actors.step_processor import RowProcessor
+from border_cli.config.schema import EnvConfig
 from border_cli.core.types import concat_items
 from border_cli.envs.group import GymEnv
 from border_cli.training.evaluators import EpisodeRunner
@@ -22,7 +23,7 @@ from tests.recurrent import HIDDEN, Cue, RecurrentConfig
 ENV = EnvConfig(entry_point="tests.recurrent:Cue")
 ARGS = (
     *("plugins=[tests.recurrent]", "agent=recurrent", "env=gym", "env.entry_point=tests.recurrent:Cue"),
-    *("buffer.capacity=500", "buffer.n_step=3", "actor_manager.envs_per_actor=2"),
+    *("buffer.capacity=500", "buffer.n_step=1", "actor_manager.envs_per_actor=2"),
 )
 LEARNS = (
     *("agent.hidden=[]", "agent.lr=0.02", "agent.epsilon_env_steps=500", "agent.target_interval=20"),
@@ -44,7 +45,7 @@ def hidden_before(t: int, cue: float) -> list[float]:
 def test_the_hidden_state_is_stored_with_each_row_and_reset_with_each_episode() -> None:
     env = GymEnv(ENV, 2)
     agent = recurrent.make_agent(RecurrentConfig(hidden=[]), env.spec, 0)
-    processor = recurrent.make_step_processor(env.spec, 2, TrainConfig(agent=RecurrentConfig(), env=ENV))
+    processor = RowProcessor(env.spec, 2, recurrent.extra_columns(RecurrentConfig(), env.spec))
     sampler = Sampler(env, agent, processor, lambda env, episode: None if episode else env + 1)
     sampler.begin()
     parts = [
@@ -55,12 +56,12 @@ def test_the_hidden_state_is_stored_with_each_row_and_reset_with_each_episode() 
     for env_ix in (0, 1):
         mine = np.flatnonzero(rows["env"] == env_ix)
         cue = 0.0
-        for obs, n_steps, hidden in zip(
-            rows["obs"][mine], rows["n_steps"][mine], rows[HIDDEN][mine], strict=True
+        for obs, final, hidden in zip(
+            rows["obs"][mine], rows["final"][mine], rows[HIDDEN][mine], strict=True
         ):
             t = round(obs[1] * Cue.length)
             cue = obs[0] if t == 0 else cue
-            assert hidden.tolist() == (hidden_before(t, cue) if n_steps else [0.0, 0.0])
+            assert hidden.tolist() == ([0.0, 0.0] if final else hidden_before(t, cue))
             checked += 1
     assert checked > 100
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
@@ -16,9 +17,8 @@ from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import BufferConfig, EnvConfig
 from border_cli.envs.group import GymEnv
-from border_cli.replay.buffer import make_buffer
+from border_cli.replay.buffer import Returns, make_buffer
 from border_cli.replay.config import PrioritizedConfig
-from border_cli.replay.n_step import NStepProcessor
 from tests.fakes import sampler_of
 from tests.faults.amounts import FULL, times
 
@@ -152,12 +152,12 @@ def trained(variant: str, env_class: str, n_step: int = 1) -> NetworkAgent:
     env = GymEnv(EnvConfig(entry_point=f"{__name__}:{env_class}", kwargs=kwargs), 2)
     agent: NetworkAgent = AGENTS[config.type].load().make_agent(config, env.spec, seed=1)
     rows = PrioritizedConfig(beta_opt_steps=OPT_STEPS) if variant in PRIORITIZED else BufferConfig()
-    rows.capacity = 4000
-    buffer = make_buffer(rows, env.spec, seed=1)
-    sampler = sampler_of(env, agent, NStepProcessor(env.spec, 2, n_step, GAMMA))
+    rows.capacity, rows.n_step = 4000, n_step
+    buffer = make_buffer(rows, env.spec, seed=1, returns=Returns(GAMMA), n_streams=2)
+    sampler = sampler_of(env, agent, RowProcessor(env.spec, 2))
     for _ in range(800 if is_continuous else 200):
         items = sampler.sample([0, 1], 0)
-        if len(items["n_steps"]):
+        if len(items["env"]):
             buffer.push(items)
     for _ in range(OPT_STEPS):
         agent.opt(buffer)

@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from border_cli import load
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig, RainbowConfig
 from border_cli.config.schema import BufferConfig, EnvConfig
@@ -21,7 +22,6 @@ from border_cli.envs.group import GymEnv
 from border_cli.envs.gym_spaces import env_spec
 from border_cli.envs.try_env import try_env
 from border_cli.replay.buffer import make_buffer
-from border_cli.replay.n_step import NStepProcessor
 from tests.fakes import sampler_of
 from tests.trained import describe, save_model
 
@@ -85,13 +85,12 @@ def test_only_allowed_actions_are_chosen(where: str, agent: DqnConfig) -> None:
     assert [leaf.name for leaf in env.spec.inputs.leaves] == ["obs.obs" if where == "info" else "obs.x"]
     learner = make_agent(agent, env.spec, 0)
     buffer = make_buffer(BufferConfig(capacity=500), env.spec, 0)
-    sampler = sampler_of(env, learner, NStepProcessor(env.spec, 2, 1, 0.9))
+    sampler = sampler_of(env, learner, RowProcessor(env.spec, 2))
     for t in range(200):  # the environment raises on a forbidden action
         if t == 100:
             learner.eval()
         items = sampler.sample([0, 1], t)
-        if len(items["n_steps"]):
-            buffer.push(items)
+        buffer.push(items)
         if len(buffer) >= 16:
             learner.opt(buffer)
 

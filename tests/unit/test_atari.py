@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from border_cli.actors.spec import ActorId
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import (
     ActorManagerConfig,
@@ -22,7 +23,6 @@ from border_cli.config.schema import (
 from border_cli.envs.atari import Catch, NativeGame
 from border_cli.envs.group import GymEnv
 from border_cli.replay.buffer import make_buffer
-from border_cli.replay.n_step import NStepProcessor
 from border_cli.run import factories
 from tests.fakes import processed
 from tests.faults.amounts import sampled
@@ -61,8 +61,8 @@ def test_a_users_frame_stack_is_detected_unless_its_padding_differs() -> None:
 
 def test_sampled_stacks_equal_those_of_the_environment() -> None:
     n_step, env = 3, GymEnv(CATCH, 2)
-    buffer = make_buffer(BufferConfig(capacity=5000), env.spec, 0)
-    processor, rng = NStepProcessor(env.spec, 2, n_step, 0.9), np.random.default_rng(0)
+    buffer = make_buffer(BufferConfig(capacity=5000, n_step=n_step), env.spec, 0)
+    processor, rng = RowProcessor(env.spec, 2), np.random.default_rng(0)
     following: dict[bytes, list[bytes]] = {}
     all_given = set[bytes]()
     episodes: list[list[bytes]] = [[], []]
@@ -99,7 +99,7 @@ def test_a_lost_life_ends_the_return_but_not_the_episode() -> None:
     env.reset(0, seed=0)
     assert env.step([0], np.zeros(1, np.int64)).life_lost is None
     env = GymEnv(config)
-    processor = NStepProcessor(env.spec, 1, 3, 0.5)
+    processor = RowProcessor(env.spec, 1)
     env.reset(0, seed=0)
     rows: list[dict[str, Any]] = []
     losses, over = [], False
@@ -112,9 +112,9 @@ def test_a_lost_life_ends_the_return_but_not_the_episode() -> None:
     # Frames 1 to 40, four to an env step: the life is lost in the fifth env step, the game in the tenth.
     assert losses == [False] * 4 + [True] + [False] * 4 + [True]
     columns = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
-    assert columns["terminated"].tolist() == [False] * 2 + [True] * 3 + [False] * 2 + [True] * 3 + [False]
-    assert columns["n_steps"].tolist() == [3, 3, 3, 2, 1, 3, 3, 3, 2, 1, 0]
-    assert columns["step_in_episode"].tolist() == list(range(11))
+    assert columns["terminated"].tolist() == [*losses, False]
+    assert columns["final"].tolist() == [False] * 10 + [True]
+    assert columns["step"].tolist() == list(range(11))
     assert columns["episode_return"][-1] == 40.0
     assert columns["episode_length"].tolist() == [0] * 10 + [10]
 

@@ -11,6 +11,7 @@ import yaml
 
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import resolve
 from border_cli.config.convert import dotted, to_config, to_plain
@@ -19,7 +20,6 @@ from border_cli.config.schema import ActorManagerConfig, BufferConfig, EnvConfig
 from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import UsageError
 from border_cli.replay.buffer import RowReplayBuffer
-from border_cli.replay.n_step import NStepProcessor
 from border_cli.replay.samplers import UniformSampler
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_SPEC, NumpyPolicy, make_counting_env
@@ -271,7 +271,7 @@ def grid_config(values: tuple[float, ...]) -> TrainConfig:
 def sampler(c: TrainConfig, actor: int) -> Sampler:
     n_envs = c.actor_manager.envs_per_actor
     env = make_counting_env(ActorId(actor, 0, c.n_actors, n_envs, 0), c.env)
-    processor = NStepProcessor(COUNTING_SPEC, n_envs, c.buffer.n_step, 0.9)
+    processor = RowProcessor(COUNTING_SPEC, n_envs)
     sampler = Sampler(env, NumpyPolicy(), processor, lambda env, episode: None if episode else 0)
     sampler.begin()
     return sampler
@@ -281,7 +281,8 @@ def opt_steps_done(c: TrainConfig) -> int:
     """Return OPT_STEPS, or fewer if learner and actors wait for each other."""
     n, group, interval = c.n_actors, c.actor_manager.envs_per_actor, c.trainer.opt_interval
     limiter = RatioLimiter(interval, c.trainer.warmup_period, ratio_tolerance(c), None, n, group)
-    buffer = RowReplayBuffer(c.buffer.capacity, COUNTING_SPEC, UniformSampler(np.random.default_rng(0)))
+    uniform = UniformSampler(np.random.default_rng(0))
+    buffer = RowReplayBuffer(c.buffer.capacity, COUNTING_SPEC, uniform, c.buffer.n_step, n_streams=n * group)
     actors, taken = [sampler(c, actor) for actor in range(n)], [0] * n
     while limiter.opt_steps < OPT_STEPS:
         if limiter.may_opt() and len(buffer) >= c.agent.batch_size:

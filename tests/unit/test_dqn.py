@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import EpsilonSchedule, epsilon_greedy, make_agent
 from border_cli.agents.dqn.config import DqnConfig
@@ -17,8 +18,7 @@ from border_cli.agents.dqn.loss import NO_STEP_NOISE, DqnNetworks, DqnState, Ste
 from border_cli.agents.dqn.network import NO_NOISE, Noise
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.config.schema import BufferConfig
-from border_cli.replay.buffer import RowReplayBuffer, make_buffer
-from border_cli.replay.n_step import NStepProcessor
+from border_cli.replay.buffer import Returns, RowReplayBuffer, make_buffer
 from tests.fakes import processed
 from tests.unit.test_step_processor import SPEC, step
 
@@ -167,7 +167,8 @@ def test_exploration_is_uniform_and_allowed(values: list[float], epsilon: float,
 def full_agent(**changes: Any) -> tuple[NetworkAgent, RowReplayBuffer]:
     """Return an agent with small networks, and a replay of five episodes of nine env steps with reward 1."""
     config = DqnConfig(**{"hidden": [8], "batch_size": 4, **changes})
-    buffer, processor = make_buffer(BufferConfig(capacity=100), SPEC, 0), NStepProcessor(SPEC, 1, 1, 0.9)
+    buffer = make_buffer(BufferConfig(capacity=100), SPEC, 0, returns=Returns(0.9))
+    processor = RowProcessor(SPEC, 1)
     for t in range(45):
         buffer.push(processed(processor, step(t % 9, 1.0, terminated=t % 9 == 8)))
     return make_agent(config, SPEC, seed=5), buffer

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 
 from border_cli.actors.sampler import Sampler
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.dqn.loss import ScalarHead, td_target
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, UsageError
@@ -23,8 +24,7 @@ from border_cli.core.spaces import Array
 from border_cli.core.types import Chunk, Evaluation, concat_items, item_columns
 from border_cli.envs.group import GymEnv
 from border_cli.envs.try_env import try_env
-from border_cli.replay.buffer import RowReplayBuffer
-from border_cli.replay.n_step import NStepProcessor
+from border_cli.replay.buffer import Returns, RowReplayBuffer
 from border_cli.replay.samplers import UniformSampler
 from border_cli.training.evaluators import EpisodeRunner
 from border_cli.training.ratio_limiter import RatioLimiter
@@ -133,35 +133,35 @@ def test_e2_numbers_are_checked_as_they_are_stored() -> None:
     steps(group(space=space, observation=lambda e, t: np.array([3e38], np.float32)), 5)
 
 
-def rows(env: GymEnv, n: int, n_step: int = 1) -> tuple[Sampler, list[tuple[float, float, float, int]]]:
-    """Return (episode, time, reward, n_steps) of the rows of n env steps, from the second episode on."""
-    sampler = sampler_of(env, NumpyPolicy(), NStepProcessor(env.spec, 1, n_step, 0.5))
+def rows(env: GymEnv, n: int) -> tuple[Sampler, list[tuple[float, float, float, bool]]]:
+    """Return (episode, time, reward, final) of the rows of n env steps, from the second episode on."""
+    sampler = sampler_of(env, NumpyPolicy(), RowProcessor(env.spec, 1))
     items = concat_items([sampler.sample([0], 0) for _ in range(n)])
     assert all(np.isfinite(items[column.name]).all() for column in item_columns(env.spec))
-    stored = zip(items["obs"], items["reward"], items["n_steps"], strict=True)
-    return sampler, [(float(o[0]), float(o[1]), float(r), int(s)) for o, r, s in stored]
+    stored = zip(items["obs"], items["reward"], items["final"], strict=True)
+    return sampler, [(float(o[0]), float(o[1]), float(r), bool(f)) for o, r, f in stored]
 
 
-NAN_AT_3 = [(2, 0, 1, 1), (2, 1, 1, 1), (2, 2, 0, 0), (3, 0, 1, 1), (3, 1, 1, 1)]
+NAN_AT_3 = [(2, 0, 1, False), (2, 1, 1, False), (2, 2, 0, True), (3, 0, 1, False), (3, 1, 1, False)]
 
 
 @pytest.mark.parametrize(
-    ("what", "time", "bad", "n_step", "stored"),
+    ("what", "time", "bad", "stored"),
     [
-        ("observation", 3, np.array([NAN, 3], np.float32), 1, NAN_AT_3),
-        ("reward", 3, INF, 3, [(2, 0, 1.5, 2), (2, 1, 1, 1), (2, 2, 0, 0)]),  # like a truncated episode
-        ("reward", 1, NAN, 1, [(3, 0, 1, 1)]),  # an episode without an env step
-        ("observation", 0, np.array([INF, 0], np.float32), 1, [(3, 0, 1, 1)]),
+        ("observation", 3, np.array([NAN, 3], np.float32), NAN_AT_3),
+        ("reward", 3, INF, NAN_AT_3),
+        ("reward", 1, NAN, [(3, 0, 1, False)]),  # an episode without an env step
+        ("observation", 0, np.array([INF, 0], np.float32), [(3, 0, 1, False)]),
     ],
 )
 def test_e2_with_drop_the_episode_ends_before_the_bad_env_step(
-    what: str, time: int, bad: Any, n_step: int, stored: list[Any], caplog: pytest.LogCaptureFixture
+    what: str, time: int, bad: Any, stored: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     good = pair if what == "observation" else lambda e, t: 1.0
     env = group(nonfinite="drop", **{what: at(2, time, bad, good)})
     dropped = int(time > 0)
-    n = sum(n_steps > 0 for *_, n_steps in stored) + dropped
-    sampler, sampled_rows = rows(env, n, n_step)
+    n = sum(not final for *_, final in stored) + dropped
+    sampler, sampled_rows = rows(env, n)
     assert sampled_rows == stored
     assert sampler.dropped == dropped
     (warning,) = caplog.messages
@@ -328,9 +328,9 @@ def test_e3_numbers_that_float32_cannot_tell_apart_are_reported_once(
 def test_e5_rewards_whose_sums_may_be_infinite_are_not_stored() -> None:
     reward = at(2, 2, 2e30, lambda e, t: 1e29)
     with data_error(r"the reward is 2e\+30"):
-        rows(group(reward=reward), 5, n_step=3)
+        rows(group(reward=reward), 5)
     env = group(nonfinite="drop", reward=reward)
-    assert rows(env, 2, n_step=3)[1][0] == (2, 0, float(np.float32(1e29)), 1)
+    assert rows(env, 2)[1][0] == (2, 0, float(np.float32(1e29)), False)
 
 
 GAMMA = 0.5
@@ -350,8 +350,9 @@ def targets(buffer: RowReplayBuffer) -> dict[float, tuple[float, float]]:
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_e5_episodes_of_one_env_step_bootstrap_only_if_truncated(n_step: int) -> None:
     """Observation t leads to t + 1 with reward 2."""
-    processor = NStepProcessor(SPEC, 1, n_step, GAMMA)
-    buffer = RowReplayBuffer(1000, SPEC, UniformSampler(np.random.default_rng(0)))
+    processor = RowProcessor(SPEC, 1)
+    sampler = UniformSampler(np.random.default_rng(0))
+    buffer = RowReplayBuffer(1000, SPEC, sampler, n_step, returns=Returns(GAMMA))
     for t in range(0, 400, 4):
         buffer.push(processed(processor, step(t, 2.0, terminated=True)))
         buffer.push(processed(processor, step(t + 2, 2.0, truncated=True)))
@@ -363,7 +364,7 @@ def test_e5_episodes_of_one_env_step_bootstrap_only_if_truncated(n_step: int) ->
 
 
 def test_e5_terminated_and_truncated_at_once_is_terminated() -> None:
-    processor = NStepProcessor(SPEC, 1, 1, GAMMA)
+    processor = RowProcessor(SPEC, 1)
     buffer = RowReplayBuffer(1000, SPEC, UniformSampler(np.random.default_rng(0)))
     for _ in range(64):
         buffer.push(processed(processor, step(8, 3.0, terminated=True, truncated=True)))
@@ -375,7 +376,7 @@ def test_e5_records_of_huge_returns_are_finite() -> None:
     telemetry = Telemetry(limiter, Progress())
     evaluation = Evaluation(5, (HUGE, -HUGE, 3 * HUGE), (1, 1, 1))
     assert (evaluation.mean, evaluation.std) == pytest.approx((HUGE, HUGE * math.sqrt(8 / 3)))
-    items: Any = processed(NStepProcessor(SPEC, 1, 1, GAMMA), step(0, HUGE, terminated=True))
+    items: Any = processed(RowProcessor(SPEC, 1), step(0, HUGE, terminated=True))
     for sequence in range(5):
         telemetry.chunk(Chunk(0, 0, sequence, 1, 0, items))
     values = telemetry.interval_values(5, 100, [], {})

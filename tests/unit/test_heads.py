@@ -139,6 +139,7 @@ def test_the_gradient_of_quantile_huber_is_that_of_its_definition(kappa: float) 
         # the mean is 2, which gives 4, and there is a reward of 5
         ([1.0, 5.0, 0.0], [0.5, 0.5, 0.5], (0.0, 5.0)),
         ([0.0, 0.0], [0.99, 0.99], (-1.0, 1.0)),  # nothing is known
+        ([1.0, 1.0, 1.0], [0.9, 0.9, 0.0], (0.0, 10.0)),  # the last one is terminated
         ([1e37] * 64, [0.99] * 64, (0.0, 1e39)),  # too large for float32
     ],
 )

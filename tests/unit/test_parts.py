@@ -12,10 +12,9 @@ from border_cli.actors.spec import ActorId
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import BufferConfig, EnvConfig, TrainConfig
 from border_cli.core.protocols import ActingPolicy
-from border_cli.core.types import concat_items
 from border_cli.run import factories
 from tests.fakes import processed
-from tests.unit.test_step_processor import SPEC, rows, step
+from tests.unit.test_step_processor import SPEC, step, transitions
 
 OBS = {"obs": np.zeros((20_000, 1), np.float32)}
 
@@ -44,10 +43,12 @@ def _threads() -> Any:
     torch.set_num_threads(before)
 
 
-def test_n_step_gamma_and_reward_clip_reach_the_rows() -> None:
-    processor = factories.actor_processor(place(), SPEC, config(3, gamma=0.5, reward_clip=1.0))
-    items = concat_items([processed(processor, step(t, r)) for t, r in enumerate((3.0, -5.0, 0.5))])
-    assert rows(items) == [(0.0, 0, 1.0 - 0.5 + 0.25 * 0.5, 0.125, False, 3)]
+def test_n_step_gamma_and_reward_clip_reach_the_replay() -> None:
+    chosen = config(3, gamma=0.5, reward_clip=1.0)
+    processor, buffer = factories.actor_processor(place(), SPEC, chosen), factories.make_buffer(chosen, SPEC)
+    for t, reward in enumerate((3.0, -5.0, 0.5, 0.0)):
+        buffer.push(processed(processor, step(t, reward)))
+    assert transitions(buffer) == {(0.0, 1.0 - 0.5 + 0.25 * 0.5, 0.125, False, 3.0)}
 
 
 @pytest.mark.parametrize(("actor", "power"), [(0, 1), (7, 8)])

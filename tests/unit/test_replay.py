@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from border_cli.actors.step_processor import RowProcessor
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.types import Items
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.config import PrioritizedConfig
-from border_cli.replay.n_step import NStepProcessor
 from border_cli.replay.samplers import MinTree, PrioritizedSampler, SumTree, UniformSampler
 from tests.fakes import processed
-from tests.unit.test_step_processor import SPEC, step
+from tests.unit.test_step_processor import SPEC, joined, step, transitions
 
 
 def buffer(capacity: int) -> RowReplayBuffer:
@@ -28,11 +28,11 @@ def buffer(capacity: int) -> RowReplayBuffer:
 
 def row(t: int, terminated: bool = False) -> Items:
     """Return the row of an env step that begins a stream."""
-    return processed(NStepProcessor(SPEC, 1, 1, 0.5), step(t, 1.0, terminated=terminated))
+    return processed(RowProcessor(SPEC, 1), step(t, 1.0, terminated=terminated))
 
 
 def episode(start: int, length: int) -> list[Items]:
-    processor = NStepProcessor(SPEC, 1, 1, 0.5)
+    processor = RowProcessor(SPEC, 1)
     return [processed(processor, step(start + t, 1.0, terminated=t == length - 1)) for t in range(length)]
 
 
@@ -45,41 +45,55 @@ def test_a_cut_stream_is_not_continued() -> None:
     assert len(replay) == 0
 
 
-@pytest.mark.parametrize(
-    ("capacity", "cut", "sealed"),
-    [
-        (100, [], False),
-        (100, [0], False),  # actor 1 still waits
-        (100, [0, 1], True),
-        (12, [], True),  # its pending row was overwritten
-    ],
-)
-def test_a_pending_row_keeps_blocks_open_until_its_stream_is_cut_or_it_is_overwritten(
-    monkeypatch: pytest.MonkeyPatch, capacity: int, cut: list[int], sealed: bool
-) -> None:
+def test_a_block_is_sealed_once_none_of_its_pages_can_get_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 4)
-    replay = buffer(capacity)
+    replay = buffer(100)  # with pages of 4 slots
     for actor in (0, 1):
-        replay.push(row(10 * actor), actor)  # waits for a second row
-    for items in episode(20, 19):
+        replay.push(row(10 * actor), actor)
+    for items in episode(20, 7):  # 8 rows, with the final observation: two pages, the second one is full
         replay.push(items, 2)
-    for actor in cut:
-        replay.break_streams(actor)
-    assert any(block.sealed for block in replay.state().blocks) is sealed
-    assert len(replay.state().arrays["streams"]) == 2 - len(cut)
+
+    def sealed() -> list[bool]:
+        return [block.sealed for block in replay.state().blocks]
+
+    assert sealed() == [False, False, True, False]
+    replay.break_streams(0)
+    assert sealed() == [True, False, True, False]
+    replay.push(row(0), 2)
+    assert sealed() == [True, False, True, True, False]
+    replay.break_streams(1)
+    before = [block.name for block in replay.state().blocks]
+    for start in range(0, 200, 20):
+        for items in episode(start, 19):
+            replay.push(items, 2)
+    after = [block.name for block in replay.state().blocks]
+    assert len(after) == 100 // 4 + 2 and not set(before) & set(after)  # used again, under other names
+
+
+def test_rows_of_more_environments_than_pages_are_kept_as_far_as_there_is_room() -> None:
+    replay = RowReplayBuffer(8, SPEC, UniformSampler(np.random.default_rng(0)))
+    processor = RowProcessor(SPEC, 50)
+    for t in range(5):
+        processor.add(joined(*(step(t, 1.0, env=env) for env in range(50))))
+        replay.push(processor.take())
+    assert len(replay) == 0  # each new row takes the page of another environment
+    for t in range(5, 8):
+        processor.add(step(t, 1.0))
+        replay.push(processor.take())
+    assert {transition[0] for transition in transitions(replay)} == {5.0, 6.0}
 
 
 def make_sampler(n: int = 4, **options: Any) -> PrioritizedSampler:
     """Return a sampler with slots 1 to n."""
     config = PrioritizedConfig(capacity=n, **{"alpha": 1.0, "priority_eps": 1e-9, **options})
     sampler = PrioritizedSampler(config, np.random.default_rng(0))
+    sampler.begin(n + 1)
     sampler.added(np.arange(1, n + 1))
     return sampler
 
 
 def sample(sampler: PrioritizedSampler, size: int, n: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    slots, weights = sampler.sample(size, np.arange(n + 1), n, n)
-    return slots[0], weights
+    return sampler.sample(size, np.arange(n + 1) > 0, n + 1, n)
 
 
 @pytest.mark.parametrize(("alpha", "errors"), [(1.0, [1.0, 2.0, 3.0, 4.0]), (0.5, [1.0, 4.0, 9.0, 16.0])])
@@ -141,12 +155,12 @@ def test_beta_grows_with_the_batches_and_is_restored_with_the_max_priority() -> 
         sample(sampler, 2)
     assert betas == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0])
     other = make_sampler(beta_start=0.4, beta_final=1.0, beta_opt_steps=4)
-    other.load_generator_state(states[2], np.arange(5), 4, 4)
+    other.load_generator_state(states[2], np.arange(5) > 0, 5, 4)
     assert other.beta() == pytest.approx(0.7)
     other.added(np.array([2]))
     assert other.priorities(np.array([2]))["priority"].tolist() == pytest.approx([7.0])
     with pytest.raises(IncompatibleStateError):
-        other.load_generator_state(states[2] | {"max_priority": -1.0}, np.arange(5), 4, 4)
+        other.load_generator_state(states[2] | {"max_priority": -1.0}, np.arange(5) > 0, 5, 4)
 
 
 @settings(max_examples=60, deadline=None)

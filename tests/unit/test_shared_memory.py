@@ -25,7 +25,7 @@ from border_cli.runtime.worker import Reporter
 from tests.fakes import COUNTING_COLUMNS, LIGHT_PRELOAD
 from tests.faults.amounts import times
 
-COLUMNS = (Column("obs", (2,), "float32"), Column("n_steps", (), "int32"))
+COLUMNS = (Column("obs", (2,), "float32"), Column("env", (), "int32"))
 
 
 # -- the ring ------------------------------------------------------------------
@@ -36,7 +36,7 @@ def push(ring: Ring, first: int, n: int, sequence: int = 0, env_steps: int = 0) 
     items = ring.reserve(n)
     if items is None:
         return -1
-    items["n_steps"][:] = number = np.arange(first, first + len(items["n_steps"]))
+    items["env"][:] = number = np.arange(first, first + len(items["env"]))
     items["obs"][:] = np.stack([number, -number], axis=1)
     ring.push(Chunk(3, 1, sequence, env_steps, 7, items))
     return len(number)
@@ -47,7 +47,7 @@ def test_a_full_ring_accepts_no_rows_and_popped_rows_stay_until_the_next_pop() -
     assert [push(ring, 0, 5), push(ring, 4, 4), push(ring, 8, 1)] == [4, 4, -1]
     chunks = ring.pop_all()
     assert push(ring, 8, 1) == -1
-    assert [chunk.items["n_steps"].tolist() for chunk in chunks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [chunk.items["env"].tolist() for chunk in chunks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert ring.pop_all() == []
     assert push(ring, 8, 9) == 4
 
@@ -62,7 +62,7 @@ def test_any_interleaving_keeps_every_row_in_order(actions: list[int | None]) ->
         if action is None:
             for chunk in ring.pop_all():
                 sequences.append(chunk.sequence)
-                popped += chunk.items["n_steps"].tolist()
+                popped += chunk.items["env"].tolist()
         elif (n := push(ring, pushed, action, sequence)) >= 0:
             pushed += n
             sequence += 1

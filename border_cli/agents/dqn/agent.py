@@ -27,7 +27,6 @@ from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.core.types import Q_ACTION, Q_MAX
 from border_cli.runtime import seeding
 from border_cli.runtime.tensors import to_device
 
@@ -153,7 +152,6 @@ class DqnPolicy(NetworkPolicy):
     ) -> None:
         super().__init__(layout, params, seed, actor, incarnation, shared)
         self._mask = spec.mask
-        self._last: tuple[Array, Array] | None = None
         self._head = loss.make_head(config)
         self._config = config
         self._epsilon = epsilon_schedule(config, actor, n_actors)
@@ -207,9 +205,7 @@ class DqnPolicy(NetworkPolicy):
         if self._noise_size:
             noise = Noise(normal=_normal(self._rng, self._noise_size, self.params.device))
         values = self.action_values(obs, noise)
-        actions = epsilon_greedy(values, self._epsilon(env_steps), self._rng, self._mask is not None)
-        self._last = values, actions
-        return actions
+        return epsilon_greedy(values, self._epsilon(env_steps), self._rng, self._mask is not None)
 
     @property
     def eval_epsilon(self) -> float:
@@ -219,13 +215,6 @@ class DqnPolicy(NetworkPolicy):
     def _exploit(self, obs: Obs) -> Array:
         values = self.action_values(obs)
         return epsilon_greedy(values, self.eval_epsilon, self._eval_rng, self._mask is not None)
-
-    def extras(self) -> dict[str, Array]:
-        """(B,) values of the best and of the chosen action, of the last actions in train mode."""
-        if self._last is None:
-            return {}
-        values, actions = self._last
-        return {Q_MAX: values.max(1), Q_ACTION: values[np.arange(len(actions)), actions]}
 
 
 class DqnAlgorithm(Algorithm):

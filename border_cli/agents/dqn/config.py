@@ -130,10 +130,6 @@ class DqnConfig(NetworkConfig):
     def trained(self) -> DqnConfig:
         return replace(self, epsilon_start=self.epsilon_final)
 
-    def gives_priorities(self) -> bool:
-        """Errors of values; the priorities of a categorical head are divergences, which actors do not know."""
-        return self.head != "categorical"
-
 
 @dataclass
 class C51Config(DqnConfig):

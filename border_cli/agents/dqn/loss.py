@@ -317,9 +317,12 @@ def mean_share_clipped(
 def estimated_support(reward: Tensor, discount: Tensor) -> tuple[float, float]:
     """A range of the discounted return, from (B,) n-step rewards r and discounts γ^m of any policy.
 
-    It has 0, each reward, and the return of an endless episode with their mean reward: Σ r / Σ (1 - γ^m).
+    It has 0, each reward, and the return of an endless episode with the mean reward of the transitions that are not
+    terminated, whose discount is not 0: Σ r / Σ (1 - γ^m).
     """
     reward = reward.double()  # the sum of large ones may be too large for float32
-    endless = (reward.sum() / (1.0 - discount).sum().clamp(min=1e-3 * len(reward))).item()
+    goes_on = discount > 0
+    left = ((1.0 - discount) * goes_on).sum().clamp(min=1e-3 * len(reward))
+    endless = ((reward * goes_on).sum() / left).item()
     low, high = min(0.0, endless, reward.min().item()), max(0.0, endless, reward.max().item())
     return (low, high) if low < high else UNKNOWN_SUPPORT
