@@ -38,6 +38,8 @@ _UNLIKE = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "preset")
 """Sections that do not affect learning, or that are part of the name."""
 _GONE = {"prioritized": {"initial_priority": "max"}}
 """Keys of kinds of buffers that no longer exist, with the value that stands for what the buffer does now."""
+_NEW = {"adam_beta1": 0.9, "critic_hidden": [], "norm": "none"}
+"""Newer keys of agents, with the value that stands for what agents did before."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def config_hash(args: list[str]) -> str:
         group, _, name = key.partition(".")
         if group in ("agent", "env") and reason.startswith(f"with {group}."):
             kept[group].pop(name, None)
+    kept["agent"] = {name: value for name, value in kept["agent"].items() if _NEW.get(name, ...) != value}
     kept["buffer"] |= _GONE.get(config.buffer.type, {})
     if config.init_from is None:
         kept.pop("init_from_parts")

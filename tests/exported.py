@@ -56,13 +56,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sac": {},
     "td3": {},
     "tqc": {"exploration": "state_dependent"},
+    "crossq": {},
 }
 
 
 def spec_of(name: str, agent: str) -> EnvSpec:
     """The spaces of a case; agents of the actor-critic family get a box of actions."""
     space, stack, categories = OBSERVATIONS[name]
-    action = BOX if agent in ("sac", "td3", "tqc") else DISCRETE
+    action = BOX if agent in ("sac", "td3", "tqc", "crossq") else DISCRETE
     return env_spec(space, action, stack, categories)
 
 
@@ -73,10 +74,10 @@ def policy_of(agent: str, spec: EnvSpec, seed: int = 0) -> NetworkPolicy:
     policy: NetworkPolicy = AGENTS[agent].load().make_policy(config, spec, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in policy.network.named_parameters():
+        for name, parameter in (*policy.network.named_parameters(), *policy.network.named_buffers()):
             inputs = parameter[0].numel() if parameter.ndim > 1 else 10_000
             parameter.uniform_(-3 * inputs**-0.5, 3 * inputs**-0.5, generator=generator)
-            if name.endswith(".std"):
+            if name.endswith((".std", ".variance")):
                 parameter.abs_().add_(0.5)
             if name == "support":
                 parameter.copy_(torch.tensor([-3.0, 7.0]))

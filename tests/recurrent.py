@@ -125,7 +125,7 @@ def make_policy(
 def make_agent(config: RecurrentConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
     generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
     layout = FlatParams(QNetwork(with_hidden(spec), config, generator))
-    state = DqnState.init(layout.init().to(torch.device(device)))
+    state = DqnState.init(layout, layout.init().to(torch.device(device)))
     policy = RecurrentPolicy(layout, state.online.params, config, spec, seed)
     return NetworkAgent(policy, RecurrentAlgorithm(layout, state, config, spec, seed), config.batch_size)
 

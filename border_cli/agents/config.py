@@ -34,6 +34,9 @@ class NetworkConfig(AgentConfig):
         None, "schedule: its length; auto: the whole budget", unit="opt steps", ge=1, auto=True
     )
     adam_eps: float = option(1e-8, "Adam's epsilon", unit="gradient", gt=0.0)
+    adam_beta1: float = option(
+        0.9, "Adam's decay of the mean of the gradients", unit="factor", ge=0.0, le=0.999
+    )
     max_grad_norm: float | None = option(
         None, "clip the gradient norm of each network here; null: no clipping", unit="gradient", gt=0.0
     )

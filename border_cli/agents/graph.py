@@ -32,7 +32,7 @@ _SHARE_OF_ROUNDING = {"float32": 1e-3, "bfloat16": 1e-1}
 bfloat16 changes the gradient of a policy by up to 4%."""
 _FLOAT32_ROUNDING = 1e-6
 TRACED_SUFFIX, COMPILED_SUFFIX = ".pt", ".pt2"
-_LOG_BETAS = math.log(0.9), math.log(0.999)
+_BETA2 = 0.999
 
 
 class TracedAdam(AdamState):
@@ -47,10 +47,10 @@ class TracedAdam(AdamState):
     def update(self, gradient: Tensor, lr: float | Tensor, eps: float, skip: Tensor) -> None:
         kept = 1.0 - skip
         gradient = torch.where(skip == 0.0, gradient, 0.0)
-        self.exp_avg.lerp_(gradient, 0.1 * kept)
+        self.exp_avg.lerp_(gradient, (1.0 - self.beta1) * kept)
         self.exp_avg_sq.lerp_(gradient * gradient, 0.001 * kept)
         of_mean, of_root = self.corrections.unbind()
-        self.params.sub_((lr * of_mean * kept) * self.exp_avg / (self.exp_avg_sq.sqrt() * of_root + eps))
+        self.trained.sub_((lr * of_mean * kept) * self.exp_avg / (self.exp_avg_sq.sqrt() * of_root + eps))
         self.step.add_(kept)
 
 
@@ -69,7 +69,7 @@ def bias_corrections(states: Sequence[AdamState]) -> list[tuple[float, float]]:
     for state in states:
         t = state.step.item() + 1.0
         # 1 - β^t as -expm1(t·log β)
-        of_mean, of_square = (-math.expm1(t * log_beta) for log_beta in _LOG_BETAS)
+        of_mean, of_square = (-math.expm1(t * math.log(beta)) for beta in (state.beta1, _BETA2))
         corrections.append((1.0 / of_mean, of_square**-0.5))
     return corrections
 

@@ -18,38 +18,53 @@ from border_cli.runtime.tensors import to_device
 
 
 class FlatParams:
-    """The layout of a network's parameters in one (n,) float32 vector. The network must not have buffers."""
+    """The layout of a network in one (n,) float32 vector: its parameters, then its buffers, which gradients do not train.
+
+    n_trained: numbers that are parameters.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        self._shapes = parameters | {name: tuple(b.shape) for name, b in module.named_buffers()}
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
+        self.n_trained = sum(self._sizes[: len(parameters)])
 
     def init(self) -> Tensor:
-        """A new vector with the network's initial parameters."""
+        """A new vector with the network's initial numbers."""
         # torch.cat would import torch's compiler on the meta device, from which a run's sizes are taken at its start.
         vector = torch.empty(sum(self._sizes))
-        for p, part in zip(self._module.parameters(), self.unflatten(vector).values(), strict=True):
-            part.copy_(p.detach())
+        initial = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+        for name, part in self.unflatten(vector).items():
+            part.copy_(initial[name].detach())
         return vector
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        parts = vector.split(self._sizes)
-        return {n: p.view(shape) for (n, shape), p in zip(self._shapes.items(), parts, strict=True)}
+        """The parts of a vector by name. One that is only as long as the parameters, such as a moment, has theirs."""
+        n = len(self._sizes)
+        while sum(self._sizes[:n]) > len(vector):
+            n -= 1
+        parts, shapes = vector.split(self._sizes[:n]), list(self._shapes.items())[:n]
+        return {name: part.view(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
 
     def bind(self, vector: Tensor, precision: str = "float32") -> nn.Module:
-        """A copy of the network whose parameters are views of the vector.
+        """A copy of the network whose parameters and buffers are views of the vector.
 
         A change of the vector in place changes the network. Its parameters require gradients, which `flat_gradient`
         returns as one vector. precision: bfloat16 computes the matrix products and convolutions in it, except those
         in `nets.in_float32`; the gradients are float32.
         """
-        module = copy.deepcopy(self._module, {id(p): p for p in self._module.parameters()})
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in tensors})
         for name, part in self.unflatten(vector.detach()).items():
-            owner, _, own_name = name.rpartition(".")
-            # Not as nn.Parameter, which would hide the tensor from a trace (`border_cli.agents.graph`).
-            parameters: dict[str, Any] = module.get_submodule(owner)._parameters
-            parameters[own_name] = part.detach().requires_grad_()
+            path, _, own_name = name.rpartition(".")
+            owner = module.get_submodule(path)
+            if own_name in owner._buffers:
+                owner._buffers[own_name] = part.detach()
+            else:
+                # Not as nn.Parameter, which would hide the tensor from a trace (`border_cli.agents.graph`).
+                parameters: dict[str, Any] = owner._parameters
+                parameters[own_name] = part.detach().requires_grad_()
         if precision == "bfloat16":
             module.forward = _autocast(module.forward, vector.device.type)
         return module
@@ -87,32 +102,40 @@ def polyak_(target: Tensor, online: Tensor, tau: float) -> None:
 
 
 _ADAM: dict[str, Any] = {
-    "fused": True, "amsgrad": False, "maximize": False, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999,
+    "fused": True, "amsgrad": False, "maximize": False, "weight_decay": 0.0, "beta2": 0.999,
 }  # fmt: skip
 
 
 @dataclass
 class AdamState:
-    """A parameter vector and the state of Adam (Kingma and Ba, 2015) for it.
+    """The vector of a network and the state of Adam (Kingma and Ba, 2015) for its parameters.
 
-    params, exp_avg, exp_avg_sq: (n,) float32 · step: scalar float32, Adam's steps so far.
+    params: (n,) float32, parameters and then buffers · exp_avg, exp_avg_sq: (n_trained,) float32 · step: scalar float32,
+    Adam's steps so far · beta1: decay of the first moment.
     """
 
     params: Tensor
     exp_avg: Tensor
     exp_avg_sq: Tensor
     step: Tensor
+    beta1: float = 0.9
 
     @staticmethod
-    def init(params: Tensor) -> AdamState:
-        """The state before the first step. `params` is used in place."""
-        return AdamState(params, *(params.new_zeros(shape) for shape in (params.shape, params.shape, ())))
+    def init(layout: FlatParams, params: Tensor, beta1: float = 0.9) -> AdamState:
+        """The state before the first step. `params`, of this layout, is used in place."""
+        n = layout.n_trained
+        return AdamState(params, params.new_zeros(n), params.new_zeros(n), params.new_zeros(()), beta1)
+
+    @property
+    def trained(self) -> Tensor:
+        """(n_trained,) view of the parameters."""
+        return self.params[: len(self.exp_avg)]
 
     def update(self, gradient: Tensor, lr: float | Tensor, eps: float, skip: Tensor) -> None:
-        """One Adam step in place. gradient: (n,) · skip: scalar float32; if it is 1, nothing changes, bit for bit."""
+        """One Adam step in place. gradient: (n_trained,) · skip: scalar; if it is 1, nothing changes, bit for bit."""
         adam(
-            *([self.params], [gradient], [self.exp_avg], [self.exp_avg_sq], [], [self.step]),
-            **_ADAM, lr=lr, eps=eps, found_inf=skip,
+            *([self.trained], [gradient], [self.exp_avg], [self.exp_avg_sq], [], [self.step]),
+            **_ADAM, lr=lr, eps=eps, beta1=self.beta1, found_inf=skip,
         )  # fmt: skip
 
 
@@ -156,7 +179,7 @@ class StepStats:
 def named_tensors(state: Any, layouts: Mapping[str, FlatParams]) -> dict[str, Tensor]:
     """Every tensor of a state, a dataclass of tensors, such dataclasses and None, by its path of field names.
 
-    layouts: by field; the vectors of such a field are split into named parameters.
+    layouts: by field; the vectors of such a field are split into named parameters and buffers.
     """
     tensors: dict[str, Tensor] = {}
     for field_ in fields(state):

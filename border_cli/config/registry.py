@@ -61,6 +61,7 @@ AGENTS: dict[str, Entry] = {
     "sac": _agent("sac", "SacConfig"),
     "td3": _agent("sac", "Td3Config"),
     "tqc": _agent("sac", "TqcConfig"),
+    "crossq": _agent("sac", "CrossqConfig"),
 }
 BUFFERS: dict[str, Entry] = {
     "uniform": Entry(BufferConfig, "border_cli.replay.buffer"),

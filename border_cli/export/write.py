@@ -166,8 +166,8 @@ def _described_values(policy: DqnPolicy, arrays: dict[str, Array]) -> dict[str, 
 
 def _described_actions(policy: SacPolicy, spec: EnvSpec, arrays: dict[str, Array]) -> dict[str, Any]:
     network = cast(PolicyNetwork, policy.network)
-    _add_layers(arrays, "trunk", list(network.layers))
-    _add_layers(arrays, "out", [network.out])
+    _add_layers(arrays, "trunk", list(network.layers), list(network.norms))
+    _add_layers(arrays, "out", [network.out], list(network.norms)[-1:])
     middle, half_range = TanhBijector(spec.action).arrays
     low, high = inner_bounds(spec.action)
     arrays |= {
@@ -185,10 +185,16 @@ def _described_actions(policy: SacPolicy, spec: EnvSpec, arrays: dict[str, Array
     }
 
 
-def _add_layers(arrays: dict[str, Array], name: str, layers: Any) -> None:
+def _add_layers(arrays: dict[str, Array], name: str, layers: Any, norms: Any = ()) -> None:
+    """Add weights (n_in, n_out) and biases. What normalises the input of a layer, y = scale·x + shift, becomes a part of
+    it: y @ W + b = x @ (scale·W) + (shift @ W + b).
+    """
     for i, layer in enumerate(layers):
-        arrays[f"{name}/{i}/weight"] = layer.weight.detach().numpy().T.copy()
-        arrays[f"{name}/{i}/bias"] = layer.bias.detach().numpy().copy()
+        weight, bias = layer.weight.detach().numpy().T.copy(), layer.bias.detach().numpy().copy()
+        if norms:
+            scale, shift = norms[i].affine()
+            weight, bias = scale[:, None] * weight, shift @ weight + bias
+        arrays[f"{name}/{i}/weight"], arrays[f"{name}/{i}/bias"] = weight, bias
 
 
 def _described_encoder(encoder: Encoder, arrays: dict[str, Array]) -> list[dict[str, Any]]:

@@ -99,7 +99,9 @@ def test_the_schedule_scales_every_learning_rate(agent: str) -> None:
     learner = make_learner(agent, lr_schedule="linear", lr_opt_steps=2, lr_final=0.0, target_interval=100)
 
     def weights() -> dict[str, list[float]]:
-        return {name: a.tolist() for name, a in learner.state().arrays.items() if ".params." in name}
+        trained = {name for name in learner.state().arrays if ".exp_avg." in name}
+        names = [name.replace(".exp_avg.", ".params.") for name in trained]
+        return {name: learner.state().arrays[name].tolist() for name in names}
 
     before, changed = weights(), []
     for seed in range(4):  # at opt steps 3 and 4 the learning rates are 0
@@ -159,7 +161,9 @@ def test_a_bad_number_changes_nothing(agent: str, column: str, bad: float, norma
     batch.terminated[2] = False
     (errors,) = learn_from(learner, batch)
     assert learner.skipped_in_a_row == 1
-    assert len(errors) == SIZE - 1 and np.isfinite(errors).all()  # that row keeps its priority
+    # That row keeps its priority; with batch normalisation it spoils the values of all rows.
+    known = 0 if agent == "crossq" and column != "reward" else SIZE - 1
+    assert len(errors) == known and np.isfinite(errors).all()
     for name, array in learner.state().arrays.items():
         assert "target" in name or name.startswith("stats.skipped") or (array == before[name]).all(), name
     assert learner.check_finite()

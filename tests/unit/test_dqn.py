@@ -52,7 +52,7 @@ def after_opt_step(
 ) -> tuple[DqnState, list[float]]:
     """Do an opt step of `Linear`. Returns the state, and loss, Q, target and gradient norm."""
     network = FlatParams(Linear())
-    state = DqnState.init(network.init())
+    state = DqnState.init(network, network.init())
     state.target.copy_(T(target_weights))
     opt_step(DqnNetworks.bind(network, state), make_head(config), config, state, batch, noise, mask)
     return state, state.stats.sums.tolist()

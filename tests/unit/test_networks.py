@@ -116,7 +116,7 @@ def test_importance_weights_scale_the_rows() -> None:
     net = FlatParams(network(c))
     gradients = []
     for weight, rows in ((T([2.0, 0.0]), slice(0, 2)), (None, slice(0, 1))):
-        state = DqnState.init(net.init())
+        state = DqnState.init(net, net.init())
         nets = DqnNetworks.bind(net, state)
         obs = {"obs": observations(2)["obs"][rows]}
         n = len(obs["obs"])

@@ -195,9 +195,10 @@ class DqnState:
     stats: StepStats
 
     @staticmethod
-    def init(params: Tensor) -> DqnState:
-        """The state before the first opt step. `params` is used in place."""
-        return DqnState(AdamState.init(params), params.clone(), StepStats.init(len(SCALARS), params.device))
+    def init(layout: FlatParams, params: Tensor, beta1: float = 0.9) -> DqnState:
+        """The state before the first opt step. `params`, of this layout, is used in place."""
+        stats = StepStats.init(len(SCALARS), params.device)
+        return DqnState(AdamState.init(layout, params, beta1), params.clone(), stats)
 
 
 @dataclass(frozen=True)

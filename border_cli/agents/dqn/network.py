@@ -81,7 +81,7 @@ class QNetwork(nn.Module):
     """A ReLU network whose sizes follow from the spaces.
 
     noise_size: standard normal numbers that its noisy layers take · support: (2,) the smallest and the largest return of a
-    categorical head, without a gradient, so that it is a part of the model wherever that goes.
+    categorical head, a buffer, so that it is a part of the model wherever that goes.
     """
 
     def __init__(self, spec: EnvSpec, config: DqnConfig, generator: torch.Generator) -> None:
@@ -121,7 +121,7 @@ class QNetwork(nn.Module):
         if self.is_implicit:
             self.levels = Linear(config.cosines, top[0], generator)
         if config.head == "categorical":
-            self.support = nn.Parameter(torch.tensor(initial_support(config)))
+            self.register_buffer("support", torch.tensor(initial_support(config)))
             with torch.no_grad():
                 for i, place in enumerate(atom_places(config)):
                     if not 0.0 <= place <= 1.0:

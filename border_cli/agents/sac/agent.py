@@ -67,12 +67,14 @@ def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu")
     where = torch.device(device)
     policy_layout = FlatParams(PolicyNetwork(spec, config, generator))
     critics_layout = FlatParams(Critics(spec, config, generator))
-    layouts = {"policy": policy_layout, "critics": critics_layout, "critics_target": critics_layout}
-    if config.policy == "deterministic":
+    layouts = {"policy": policy_layout, "critics": critics_layout}
+    if config.has_targets:
+        layouts["critics_target"] = critics_layout
+    if config.policy == "deterministic" and config.has_targets:
         layouts["policy_target"] = policy_layout
-    elif config.entropy_coef is None:
+    if config.policy == "gaussian" and config.entropy_coef is None:
         layouts["alpha"] = FlatParams(EntropyCoefficient(config.entropy_coef_start))
-    state = loss.SacState.init(layouts, where)
+    state = loss.SacState.init(layouts, where, config.adam_beta1)
     policy = SacPolicy(policy_layout, state.policy.params, config, spec, seed, shared=True)
     bijector = TanhBijector(spec.action).to(where)
     target_entropy = -float(bijector.n_free) if config.target_entropy is None else config.target_entropy
@@ -250,16 +252,16 @@ class SacAlgorithm(Algorithm):
             policy,
             policy if state.policy_target is None else bound("policy", state.policy_target),
             bound("critics", state.critics.params),
-            bound("critics", state.critics_target),
+            None if state.critics_target is None else bound("critics", state.critics_target),
             None if state.alpha is None else bound("alpha", state.alpha.params),
         )
 
     def encoders(self, networks: loss.SacNetworks) -> Sequence[Encoder]:
         every = (networks.policy, networks.policy_target, networks.critics, networks.critics_target)
-        return [cast(PolicyNetwork | Critics, network).encoder for network in every]
+        return [cast(PolicyNetwork | Critics, network).encoder for network in every if network is not None]
 
     def noise(self, rows: int) -> loss.StepNoise:
-        size, device = (rows, self.constants.bijector.size), self.state.critics_target.device
+        size, device = (rows, self.constants.bijector.size), self.state.critics.params.device
         normal = [to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)]
         return loss.StepNoise(*normal)
 

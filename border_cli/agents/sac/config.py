@@ -31,6 +31,7 @@ class SacConfig(NetworkConfig):
         "agent.entropy_coef=null": "entropy_coef_start target_entropy",
         "agent.policy=deterministic": "target_noise target_noise_clip noise_std",
         "agent.quantiles!=1": "kappa",
+        "agent.norm=none": "target_interval target_tau",
         "agent.exploration=state_dependent": "log_std_start noise_interval",
     }
 
@@ -42,6 +43,15 @@ class SacConfig(NetworkConfig):
     )
     policy: str = option("gaussian", "a squashed Gaussian, or one action per state", choices=POLICIES)
     policy_interval: int = option(1, "one policy update per this many opt steps", unit="opt steps", ge=1)
+    critic_hidden: list[int] = option(
+        [], "units per hidden layer of each critic; []: those of hidden", unit="units", ge=1
+    )
+    norm: str = option(
+        "none",
+        "batch: batch renormalisation before each linear layer, current and next actions as one batch of the critics, and "
+        "no target networks (CrossQ)",
+        choices=("none", "batch"),
+    )
     critics: int = option(2, "number of critics", unit="critics", ge=1)
     quantiles: int = option(
         1, "quantiles of the return per critic; 1: the mean of the return", unit="quantiles", ge=1
@@ -122,6 +132,11 @@ class SacConfig(NetworkConfig):
                 allowed="drop_quantiles < quantiles",
             )
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether there are target networks."""
+        return self.norm == "none"
+
     def trained(self) -> SacConfig:
         return replace(self, random_env_steps=0)
 
@@ -144,3 +159,15 @@ class TqcConfig(SacConfig):
     type: str = override_default(SacConfig, "type", "tqc")
     quantiles: int = override_default(SacConfig, "quantiles", 25)
     drop_quantiles: int = override_default(SacConfig, "drop_quantiles", 2)
+
+
+@dataclass
+class CrossqConfig(SacConfig):
+    """CrossQ (Bhatt et al., 2024), with critics as narrow as SAC's."""
+
+    type: str = override_default(SacConfig, "type", "crossq")
+    lr: float = override_default(SacConfig, "lr", 1e-3)
+    adam_beta1: float = override_default(SacConfig, "adam_beta1", 0.5)
+    policy_interval: int = override_default(SacConfig, "policy_interval", 3)
+    norm: str = override_default(SacConfig, "norm", "batch")
+    random_env_steps: int = override_default(SacConfig, "random_env_steps", 5_000)

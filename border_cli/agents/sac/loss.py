@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from border_cli.agents.batch_renorm import BatchStats
 from border_cli.agents.params import (
     AdamState,
     FlatParams,
@@ -34,30 +35,31 @@ SCALARS = ("critic_loss", "policy_loss", "q_mean", "target_mean", "entropy_coef"
 class SacState:
     """Everything that an opt step reads and changes.
 
-    policy_target: (n,), None unless the policy is deterministic · alpha: the entropy coefficient, None unless it is
+    critics_target: (n,), None without target networks · policy_target: (n,), None too unless the policy is deterministic ·
+    alpha: the entropy coefficient, None unless it is
     learned · policy_steps: scalar, opt steps since the last record that changed the policy.
     """
 
     policy: AdamState
     critics: AdamState
-    critics_target: Tensor
+    critics_target: Tensor | None
     policy_target: Tensor | None
     alpha: AdamState | None
     stats: StepStats
     policy_steps: Tensor
 
     @staticmethod
-    def init(layouts: dict[str, FlatParams], device: torch.device) -> SacState:
+    def init(layouts: dict[str, FlatParams], device: torch.device, beta1: float = 0.9) -> SacState:
         """The state before the first opt step. Optional fields without a layout are None."""
         online = {
-            name: AdamState.init(layouts[name].init().to(device))
+            name: AdamState.init(layouts[name], layouts[name].init().to(device), beta1)
             for name in ("policy", "critics", "alpha")
             if name in layouts
         }
         return SacState(
             policy=online["policy"],
             critics=online["critics"],
-            critics_target=online["critics"].params.clone(),
+            critics_target=online["critics"].params.clone() if "critics_target" in layouts else None,
             policy_target=online["policy"].params.clone() if "policy_target" in layouts else None,
             alpha=online.get("alpha"),
             stats=StepStats.init(len(SCALARS), device),
@@ -72,7 +74,7 @@ class SacNetworks:
     policy: nn.Module
     policy_target: nn.Module
     critics: nn.Module
-    critics_target: nn.Module
+    critics_target: nn.Module | None
     alpha: nn.Module | None
 
 
@@ -116,14 +118,14 @@ def opt_step(
     """
     config = constants.config
     alpha = _alpha(nets, config)
-    target = _target(nets, constants, batch, noise.next_action, alpha)
-    values = nets.critics(batch.obs, batch.action.flatten(1))
+    stats = None if nets.critics_target is not None else BatchStats(state.critics.step)
+    values, target = _values_and_target(nets, constants, batch, noise.next_action, alpha, stats)
     losses = critic_losses(values, target, config.kappa)
     critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
     gradients = {"critics": flat_gradient(critic_loss, tuple(nets.critics.parameters()))}
     policy_loss, log_prob = torch.zeros_like(critic_loss), None
     if change_policy:
-        policy_loss, log_prob = _policy_loss(nets, constants, batch, noise.action, alpha)
+        policy_loss, log_prob = _policy_loss(nets, constants, batch, noise.action, alpha, stats)
         gradients["policy"] = flat_gradient(policy_loss, tuple(nets.policy.parameters()))
         if nets.alpha is not None and log_prob is not None:
             # log α falls while the entropy, -log π, is above its target
@@ -141,6 +143,8 @@ def opt_step(
         )  # fmt: skip
         if change_policy:
             state.policy_steps.add_(1.0 - skip)
+        if stats is not None:
+            stats.apply(skip)
         for name, gradient in gradients.items():
             lr = config.critic_lr if name == "critics" and config.critic_lr is not None else config.lr
             cast(AdamState, getattr(state, name)).update(gradient, lr * lr_scale, config.adam_eps, skip)
@@ -149,7 +153,8 @@ def opt_step(
 
 def update_targets(state: SacState, tau: float) -> None:
     """Move the targets towards the online parameters by the share tau; 1 copies them."""
-    polyak_(state.critics_target, state.critics.params, tau)
+    if state.critics_target is not None:
+        polyak_(state.critics_target, state.critics.params, tau)
     if state.policy_target is not None:
         polyak_(state.policy_target, state.policy.params, tau)
 
@@ -222,29 +227,56 @@ def _alpha(nets: SacNetworks, config: SacConfig) -> Tensor:
     return torch.full((1,), fixed or 0.0, device=next(nets.policy.parameters()).device)
 
 
-@torch.no_grad()
-def _target(
+def _values_and_target(
+    nets: SacNetworks,
+    constants: SacConstants,
+    batch: TensorBatch,
+    noise: Tensor,
+    alpha: Tensor,
+    stats: BatchStats | None,
+) -> tuple[Tensor, Tensor]:
+    """(n, B, k) values of the critics, and (B, m) TD targets without a gradient.
+
+    Without target networks, current and next observations and actions are one batch of the critics (CrossQ): the statistics
+    of both normalise it.
+    """
+    config, current = constants.config, batch.action.flatten(1)
+    with torch.no_grad():
+        action, penalty = _next_action(nets, constants, batch, noise, alpha)
+    if nets.critics_target is None:
+        obs = {name: torch.cat([rows, batch.next_obs[name]]) for name, rows in batch.obs.items()}
+        values, next_values = nets.critics(obs, torch.cat([current, action]), stats=stats).chunk(2, 1)
+        next_values = next_values.detach()
+    else:
+        values = nets.critics(batch.obs, current)
+        with torch.no_grad():
+            next_values = nets.critics_target(batch.next_obs, action)
+    next_values = truncate(next_values, config.drop_quantiles)
+    return values, soft_target(next_values, penalty, batch.reward, batch.discount, batch.terminated)
+
+
+def _next_action(
     nets: SacNetworks, constants: SacConstants, batch: TensorBatch, noise: Tensor, alpha: Tensor
-) -> Tensor:
-    """(B, m) TD targets."""
+) -> tuple[Tensor, Tensor | float]:
+    """(B, d) actions in the next states, and (B,) α·log π of them, or 0."""
     config, parameters = constants.config, nets.policy_target(batch.next_obs)
-    penalty: Tensor | float = 0.0
     if config.policy == "gaussian":
         action, log_prob = sample_action(constants.bijector, parameters, noise)
-        penalty = alpha * log_prob
-    else:
-        action = smooth_action(
-            constants.bijector, parameters, noise, config.target_noise, config.target_noise_clip
-        )
-    values = truncate(nets.critics_target(batch.next_obs, action), config.drop_quantiles)
-    return soft_target(values, penalty, batch.reward, batch.discount, batch.terminated)
+        return action, alpha * log_prob
+    smoothing = config.target_noise, config.target_noise_clip
+    return smooth_action(constants.bijector, parameters, noise, *smoothing), 0.0
 
 
 def _policy_loss(
-    nets: SacNetworks, constants: SacConstants, batch: TensorBatch, noise: Tensor, alpha: Tensor
+    nets: SacNetworks,
+    constants: SacConstants,
+    batch: TensorBatch,
+    noise: Tensor,
+    alpha: Tensor,
+    stats: BatchStats | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The loss, and (B,) log-probabilities of the actions if the policy is Gaussian."""
-    parameters = nets.policy(batch.obs)
+    """The loss, and (B,) log-probabilities of the actions if the policy is Gaussian. The critics are as they act."""
+    parameters = nets.policy(batch.obs, stats)
     if constants.config.policy == "deterministic":
         values = nets.critics(batch.obs, constants.bijector.squash(parameters.mean), first=1)
         return -values.mean(), None

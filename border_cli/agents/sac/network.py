@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear, in_float32
 from border_cli.agents.sac.config import SacConfig
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
@@ -103,6 +105,7 @@ class PolicyNetwork(nn.Module):
         self.kind = config.policy
         sizes = [self.encoder.features, *config.hidden]
         self.layers = nn.ModuleList(Linear(n_in, n_out, generator) for n_in, n_out in pairwise(sizes))
+        self.norms = nn.ModuleList(BatchRenorm(n) for n in sizes if config.norm == "batch")
         n_features, n_actions = sizes[-1], len(spec.action.low)
         self.is_state_dependent = config.exploration == "state_dependent"
         outputs = 2 if config.policy == "gaussian" and not self.is_state_dependent else 1
@@ -110,11 +113,9 @@ class PolicyNetwork(nn.Module):
         if self.is_state_dependent:
             self.log_std = nn.Parameter(torch.full((n_features, n_actions), config.log_std_start))
 
-    def forward(self, obs: dict[str, Tensor]) -> ActionParameters:
-        """{name: (B, ...)} → distribution of the actions."""
-        x = self.encoder(obs)
-        for layer in self.layers:
-            x = torch.relu(layer(x))
+    def forward(self, obs: dict[str, Tensor], stats: BatchStats | None = None) -> ActionParameters:
+        """{name: (B, ...)} → distribution of the actions. stats: see `BatchRenorm`."""
+        x = hidden_layers(self.encoder(obs), self.layers, self.norms, stats)
         out, x = in_float32(self.out, x), x.float()
         if self.is_state_dependent:
             # of Σ_f x_f·ε_fd, ε_fd ~ N(0, weight_std²)
@@ -130,13 +131,22 @@ class PolicyNetwork(nn.Module):
         return self.log_std.clamp(*_LOG_STD_RANGE).exp()
 
 
+def hidden_layers(
+    x: Tensor, layers: Iterable[nn.Module], norms: nn.ModuleList, stats: BatchStats | None
+) -> Tensor:
+    """ReLU layers. norms: none, or what normalises the input of each layer, and of the one after them."""
+    for i, layer in enumerate(layers):
+        x = torch.relu(layer(norms[i](x, stats) if len(norms) else x))
+    return norms[-1](x, stats) if len(norms) else x
+
+
 class PolicyArrays:
     """`PolicyNetwork.forward` by numpy, with the network's parameters in place until `copy_params`."""
 
     def __init__(self, network: PolicyNetwork) -> None:
         self._network = network
         self._encoder = EncoderArrays(network.encoder)
-        self._hidden = DenseArrays(list(network.layers), relu_at_end=True)
+        self._hidden = DenseArrays(list(network.layers), relu_at_end=True, norms=list(network.norms))
         self._out = DenseArrays([network.out])
 
     @staticmethod
@@ -169,24 +179,32 @@ class Critics(nn.Module):
         super().__init__()
         self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
         self._bijector = TanhBijector(spec.action)
-        sizes = [self.encoder.features + self._bijector.size, *config.hidden, config.quantiles]
+        hidden = config.critic_hidden or config.hidden
+        sizes = [self.encoder.features + self._bijector.size, *hidden, config.quantiles]
         self._n = config.critics
+        self.norms = nn.ModuleList(
+            BatchRenorm(config.critics, 1, n) for n in sizes[:-1] if config.norm == "batch"
+        )
         self.layers = nn.ModuleList(
             _StackedLinear(config.critics, n_in, n_out, generator) for n_in, n_out in pairwise(sizes)
         )
 
-    def forward(self, obs: dict[str, Tensor], action: Tensor, first: int | None = None) -> Tensor:
-        """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles). first: number of critics to use.
+    def forward(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        first: int | None = None,
+        stats: BatchStats | None = None,
+    ) -> Tensor:
+        """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles).
 
-        The critics get actions scaled to [-1, 1].
+        The critics get actions scaled to [-1, 1]. first: number of critics to use · stats: see `BatchRenorm`.
         """
         bijector = self._bijector.to(action.device)
         n = self._n if first is None else first
         x = torch.cat([self.encoder(obs), bijector.unscale(action)], 1).expand(n, -1, -1)
         *hidden, last = self.layers
-        for layer in hidden:
-            x = torch.relu(layer(x))
-        return in_float32(last, x)
+        return in_float32(last, hidden_layers(x, hidden, self.norms, stats))
 
 
 class _StackedLinear(nn.Module):

@@ -1,0 +1,75 @@
+"""Batch renormalisation (Ioffe, 2017), with the constants of CrossQ (Bhatt et al., 2024)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from border_cli.core.spaces import Array
+
+_EPS = 1e-3
+_MOMENTUM = 0.01
+_MOST_SCALE, _MOST_SHIFT = 3.0, 5.0
+_WARM_UP = 100_000
+"""Opt steps until which a batch is normalised by its own statistics alone."""
+
+
+class BatchStats:
+    """The running statistics that the training passes of one opt step lead to. steps: scalar, opt steps done before."""
+
+    def __init__(self, steps: Tensor) -> None:
+        self.is_warm = steps >= _WARM_UP
+        self._updates: list[tuple[Tensor, Tensor]] = []
+
+    def note(self, running: Tensor, batch: Tensor) -> None:
+        """Remember to move a running statistic towards that of the batch."""
+        self._updates.append((running, running.lerp(batch.detach(), _MOMENTUM)))
+
+    def apply(self, skip: Tensor) -> None:
+        """Set the running statistics. skip: scalar; if it is 1, nothing changes."""
+        for running, updated in self._updates:
+            running.copy_(torch.where(skip == 0.0, updated, running))
+
+
+class BatchRenorm(nn.Module):
+    """Normalises (..., B, n) over B, by running statistics when acting, then scales and shifts.
+
+    shape: that of one normalised row, such as (n,), or (critics, 1, n) for stacked critics.
+    """
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.mean: Tensor
+        self.variance: Tensor
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+
+    def forward(self, x: Tensor, stats: BatchStats | None = None) -> Tensor:
+        """(..., B, n) → the same. stats: given in training: the batch's own statistics count, and are noted there."""
+        x = x.float()
+        parts: list[Tensor] = [self.mean, self.variance, self.weight, self.bias]
+        if self.mean.dim() > 1 and len(x) < len(self.mean):  # the first critics alone
+            parts = [part[: len(x)] for part in parts]
+        mean, variance, weight, bias = parts
+        std = (variance.clamp(min=0.0) + _EPS).sqrt()  # weights of somebody else may be anything
+        if stats is None:
+            return (x - mean) / std * weight + bias
+        of_batch, batch_mean = torch.var_mean(x, -2, correction=0, keepdim=mean.dim() > 1)
+        batch_std = (of_batch + _EPS).sqrt()
+        stats.note(mean, batch_mean)
+        stats.note(variance, of_batch)
+        with torch.no_grad():  # r and d count as constants, as in the paper
+            r = (batch_std / std).clamp(1.0 / _MOST_SCALE, _MOST_SCALE)
+            d = ((batch_mean - mean) / std).clamp(-_MOST_SHIFT, _MOST_SHIFT)
+            r, d = torch.where(stats.is_warm, r, 1.0), torch.where(stats.is_warm, d, 0.0)
+        return ((x - batch_mean) / batch_std * r + d) * weight + bias
+
+    def affine(self) -> tuple[Array, Array]:
+        """(n,) scale and shift that normalise when acting: y = scale·x + shift."""
+        weight, bias, mean, variance = (
+            part.detach().numpy() for part in (self.weight, self.bias, self.mean, self.variance)
+        )
+        scale = weight / np.sqrt(np.maximum(variance, 0.0) + np.float32(_EPS))
+        return scale, bias - scale * mean
