@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from border_cli.runtime import forkserver
-from tests import warm
+from tests import kinds, warm  # noqa: F401 - kinds: before any plugin of a test is imported
 from tests.faults.amounts import FULL, SEED
 
 # Workers with one torch thread per core wait for each other, which makes small operations a hundred times slower.

@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 
 from border_cli.agents.agent import NetworkPolicy
-from border_cli.config.registry import AGENTS
 from border_cli.core.spaces import Array, EnvSpec, Obs, decode_actions, encode
 from border_cli.envs.gym_spaces import env_spec
+from tests.kinds import AGENTS
 
 N = 1000
 OBSERVATIONS: dict[str, tuple[spaces.Space[Any], int, dict[str, list[int]]]] = {

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from border_cli.config.registry import AGENTS
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.spaces import Array, decode_actions
 from border_cli.core.state import State
 from border_cli.core.types import ModelInfo
 from border_cli.envs.gym_spaces import env_spec
 from tests.faults.amounts import times
+from tests.kinds import AGENTS
 from tests.learners import (
     ACTIONS,
     OBSERVATIONS,

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from border_cli.actors.step_processor import RowProcessor
-from border_cli.config.registry import BUFFERS
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.state import Block, State
 from border_cli.core.types import Batch, Step, concat_items
@@ -24,6 +23,7 @@ from border_cli.replay.buffer import Returns, RowReplayBuffer
 from border_cli.replay.streams import page_size
 from tests.fakes import processed
 from tests.faults.amounts import FULL
+from tests.kinds import BUFFERS
 
 GAMMA = 0.5
 SIZE = 8

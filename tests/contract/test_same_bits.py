@@ -16,12 +16,12 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from border_cli.config.registry import AGENTS, BUFFERS
 from border_cli.core.errors import UsageError
 from border_cli.envs.gym_spaces import env_spec
 from tests.faults.amounts import FULL, sampled, seeded, times
 from tests.faults.processes import ROOT
 from tests.interrupted import assert_same_bits, run_interrupted, run_whole
+from tests.kinds import AGENTS, BUFFERS
 from tests.real_runs import Run, known_to, tiny
 
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")

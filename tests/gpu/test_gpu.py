@@ -13,9 +13,9 @@ import torch
 from border_cli import load, load_agent
 from border_cli.agents.capture import capture_opt_steps
 from border_cli.cli.train import main
-from border_cli.config.registry import AGENTS
 from border_cli.runtime.tensors import repeat_bits_on_gpu
 from tests.interrupted import assert_same_bits, resume, run_interrupted, run_whole
+from tests.kinds import AGENTS
 from tests.learners import assert_same_state, learn, make_learner
 from tests.real_runs import Run, tiny, train
 

@@ -9,8 +9,8 @@ import pytest
 
 from border_cli.cli.train import main
 from border_cli.config.presets import conf_dir, env_ids
-from border_cli.config.registry import AGENTS
 from tests.faults.amounts import FULL, sampled
+from tests.kinds import AGENTS
 from tests.real_runs import Run, known_to
 
 CONTINUOUS = ("pendulum", "halfcheetah", "hopper", "walker2d", "ant")

@@ -16,9 +16,9 @@ from torch import Tensor
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import CapturedStep, StepCall, capture_opt_steps
 from border_cli.agents.params import BatchLoader, Prefetch, TensorBatch
-from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
 from border_cli.run import factories
+from tests.kinds import AGENTS
 from tests.learners import SIZE, OneBatchBuffer, assert_same_state, batch_of, config_of, learn, make_learner
 
 CPU = torch.device("cpu")

@@ -15,11 +15,11 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.nets import Linear, in_float32
 from border_cli.agents.params import FlatParams
 from border_cli.agents.sac.config import SacConfig
-from border_cli.config.registry import AGENTS
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.run import preflight
 from border_cli.runtime import machine
+from tests.kinds import AGENTS
 from tests.learners import learn, make_learner, observations
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
