@@ -79,8 +79,6 @@ def policy_of(agent: str, spec: EnvSpec, seed: int = 0) -> NetworkPolicy:
             parameter.uniform_(-3 * inputs**-0.5, 3 * inputs**-0.5, generator=generator)
             if name.endswith((".std", ".variance")):
                 parameter.abs_().add_(0.5)
-            if name == "support":
-                parameter.copy_(torch.tensor([-3.0, 7.0]))
     policy.eval()
     return policy
 

@@ -187,12 +187,6 @@ class Algorithm(ABC):
             return self.graphs[variant](batch, noise, lr_scale)
         return self.step(self.networks, self.state, batch, noise, lr_scale, variant)
 
-    def adapt(self, batch: TensorBatch, number: int) -> None:  # noqa: B027
-        """Called before opt step `number`: adapt values that depend on the data and cannot change inside `step`.
-
-        It may change the state in place, and depend on nothing but the state, the batch and the number.
-        """
-
     def step(
         self,
         networks: Any,
@@ -260,9 +254,6 @@ class Algorithm(ABC):
     def reset_targets(self) -> None:
         """Copy the online networks to their targets. Called after parameters were replaced."""
 
-    def restore_typed(self) -> None:  # noqa: B027
-        """Give parameters that the configuration fixes their values again. Called after parameters were replaced."""
-
     def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
         """Means over `opt_steps` opt steps, by the metric's name without "agent/". sums: those of `stats`."""
         return {name: total / opt_steps for name, total in zip(self.scalars, sums, strict=True)}
@@ -319,7 +310,6 @@ class NetworkAgent:
         batch = self._batches.next(buffer)
         if self.compiling is not None and self.compiling(batch):
             self.compiling = None
-        self.algorithm.adapt(batch, self.opt_steps + 1)
         errors = self.algorithm.opt_step(batch, self.opt_steps + 1)
         self.opt_steps += 1
         self.policy.version = self.opt_steps
@@ -382,7 +372,6 @@ class NetworkAgent:
         """Start from these parameters, targets included. The count of opt steps does not change."""
         self.policy.sync_model(info)
         self.policy.version = self.opt_steps
-        self.algorithm.restore_typed()
         self.algorithm.reset_targets()
 
     def load_networks(self, arrays: Mapping[str, Array]) -> list[str]:
@@ -404,5 +393,4 @@ class NetworkAgent:
                 copy_arrays(tensors, saved)
             elif not network.endswith("target"):
                 missing.append(network)
-        self.algorithm.restore_typed()
         return missing

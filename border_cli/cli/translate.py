@@ -83,7 +83,8 @@ class _Translation:
         if self.foreign:
             ours = dict(word.split("=", 1) for word in self.words if "=" in word)
             tuned = presets.tuned_for().get(ours.get("env", ""), ["dqn"])
-            fitting = "agent=dqn" if "dqn" in tuned else f"agent={tuned[0]}"
+            # the oldest agents are those that other tools' commands mean
+            fitting = next((f"agent={name}" for name in ("dqn", "sac") if name in tuned), f"agent={tuned[0]}")
             if "agent" not in ours and fitting != "agent=dqn":
                 self.words.insert(0, fitting)
             self.words = [fitting if word == "agent=" else word for word in self.words]

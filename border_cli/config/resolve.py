@@ -40,7 +40,7 @@ _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.*", "threads", "trainer.ratio_t
 _DECIDED_ONCE = (
     *("n_actors", "threads", "actor_manager.envs_per_actor", "trainer.lockstep_steps", "checkpoint.replay"),
     *("env.action_mask", "env.categories"),
-    *("agent.lr_opt_steps", "agent.compile", "agent.v_min", "agent.v_max"),
+    *("agent.lr_opt_steps", "agent.compile", "agent.atoms", "agent.v_min", "agent.v_max"),
 )
 """What is decided when a run starts, where it is open; so are all open values of the buffer."""
 

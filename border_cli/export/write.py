@@ -152,7 +152,7 @@ def _described_values(policy: DqnPolicy, arrays: dict[str, Array]) -> dict[str, 
         _add_layers(arrays, name, layers)
     if network.is_implicit:
         _add_layers(arrays, "levels", [network.levels])
-    is_categorical = hasattr(network, "support")
+    is_categorical = policy.is_categorical
     if is_categorical:
         arrays["atoms"] = policy.atoms
     return {

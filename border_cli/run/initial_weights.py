@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from border_cli.envs.gym_spaces import part_name
 from border_cli.envs.try_env import Probed
 from border_cli.run.factories import make_agent
 from border_cli.run.find import model_directory
+
+_logger = logging.getLogger(__name__)
 
 
 def weights_directory(config: TrainConfig) -> Path:
@@ -60,12 +63,18 @@ def with_saved_spec(saved: SavedModel, config: TrainConfig, probed: Probed) -> P
 
 
 def with_saved_range(saved: SavedModel, config: TrainConfig) -> TrainConfig:
-    """The configuration with the saved ends of the range of returns where they are left open: the weights belong to it."""
-    ends: dict[str, Any] = {
+    """The configuration with the saved range of returns and number of atoms where they are left open."""
+    range_ = {
         name: saved.description.agent.get(name)
-        for name in ("v_min", "v_max")
-        if getattr(config.agent, name, 0.0) is None
+        for name in ("v_min", "v_max", "atoms")
+        if hasattr(config.agent, name)
     }
+    typed = {name: getattr(config.agent, name) for name in range_}
+    if any(value is not None and value != range_[name] for name, value in typed.items()):
+        _logger.warning(
+            "init_from: the values were learned for another range of returns; they have to be learned again"
+        )
+    ends: Any = {name: value for name, value in range_.items() if typed[name] is None}
     config = replace(config, agent=replace(config.agent, **ends))
     config.agent.validate()
     return config

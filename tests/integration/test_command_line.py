@@ -101,7 +101,7 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
         "\n  agent          The algorithm.\n",
         "\n  dqn: catch\n",
         "\n  my_agent: my_env\n",
-        "\n  sac, td3, tqc: ant, halfcheetah, hopper, lunarlandercontinuous",
+        "\n  crossq, sac, td3, tqc: ant, halfcheetah, hopper, walker2d",
         "\n  only when typed: preset=dqn_pong_fast, preset=sac_halfcheetah_fast\n",
     ):
         assert text in page or text in " ".join(page.split()), text

@@ -20,7 +20,6 @@ from border_cli.agents.dqn.network import (
     Noise,
     QArrays,
     QNetwork,
-    initial_support,
 )
 from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
@@ -35,17 +34,9 @@ declare("agent/q_mean", "reward", "mean value of the actions in the batches")
 declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
 declare("agent/target_clipped", "", "share of the last batch's TD targets outside [v_min, v_max]")
-declare("agent/v_min", "reward", "smallest return of a categorical head")
-declare("agent/v_max", "reward", "largest return of a categorical head")
 
 _MAX_CLIPPED = 0.5
 """A larger share of clipped targets is logged: the range of the atoms is too narrow. An untrained network has less."""
-_ESTIMATE_INTERVAL = 100
-"""Opt steps between two estimates of a categorical head's range, while all rewards are 0."""
-_MARGIN = 1.00001
-"""Factor of an estimated range, which so never equals the initial one: that means that no range is set yet."""
-_LARGEST = 1e37
-"""The range does not reach further, so that its width is finite in float32."""
 _logger = logging.getLogger(__name__)
 
 
@@ -166,7 +157,7 @@ class DqnPolicy(NetworkPolicy):
             values: Array = outputs[:, :, 0]
         else:
             with torch.inference_mode():
-                values = self._head.of(self._network).values(torch.from_numpy(outputs)).numpy()
+                values = self._head.values(torch.from_numpy(outputs)).numpy()
         if self._mask is not None:
             values = np.where(obs[self._mask] == 0, np.float32(-np.inf), values)
         return values
@@ -182,16 +173,20 @@ class DqnPolicy(NetworkPolicy):
 
     def decide(self, obs: dict[str, Tensor]) -> Tensor:
         """(B,) int64, the best allowed action; without noise in the network."""
-        values = self._head.of(self._network).values(self._network(obs))
+        values = self._head.values(self._network(obs))
         if self._mask is not None:
             values = torch.where(obs[self._mask] == 0, -torch.inf, values)
         return values.argmax(1)
 
     @property
+    def is_categorical(self) -> bool:
+        """Whether the network learns the probabilities of fixed returns."""
+        return isinstance(self._head, loss.CategoricalHead)
+
+    @property
     def atoms(self) -> Array:
         """(k,) the returns of a categorical head."""
-        head = cast(loss.CategoricalHead, self._head.of(self._network))
-        atoms: Array = head.atoms.numpy()
+        atoms: Array = cast(loss.CategoricalHead, self._head).atoms.cpu().numpy()
         return atoms
 
     def action_quantiles(self, obs: Obs) -> Array:
@@ -231,7 +226,6 @@ class DqnAlgorithm(Algorithm):
         self._mask = spec.mask
         self._head = loss.make_head(config)
         self._noise_size = cast(QNetwork, self.networks.online).noise_size
-        self._initial_range = tuple(float(np.float32(end)) for end in initial_support(config))
         self._warned = False
 
     def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
@@ -256,62 +250,15 @@ class DqnAlgorithm(Algorithm):
     def reset_targets(self) -> None:
         polyak_(self.state.target, self.state.online.params, 1.0)
 
-    def adapt(self, batch: TensorBatch, number: int) -> None:
-        """Set the open ends of a categorical head's range, once, from the first batch with a reward."""
-        is_open = None in (self.config.v_min, self.config.v_max)
-        is_categorical = isinstance(self._head, loss.CategoricalHead)
-        if not (is_categorical and is_open) or number % _ESTIMATE_INTERVAL != 1:
-            return
-        if self._range != self._initial_range:
-            return
-        low, high = loss.estimated_support(batch.reward, batch.discount)
-        if not batch.reward.any() or max(-low, high) > _LARGEST:
-            return
-        self._set_range(_MARGIN * low, _MARGIN * high)
-        # If all rewards were 0, so is the value: what was learned is for other atoms.
-        if number > 1 and self._range != self._initial_range:
-            support = cast(Tensor, self.networks.online.support)
-            head, zero = self._head.of(self.networks.online), support.new_zeros(1)
-            of_zero = head.target(support.new_zeros(1, self.config.atoms), zero, zero, zero == zero)[0]
-            for network in (self.networks.online, self.networks.target):
-                cast(QNetwork, network).set_probabilities(of_zero)
-
-    def restore_typed(self) -> None:
-        if not isinstance(self._head, loss.CategoricalHead):
-            return
-        before = self._range
-        self._set_range(*before)
-        if self._range != before:
-            _logger.warning(
-                "init_from: the values were learned for returns from %g to %g; for agent.v_min=%g and agent.v_max=%g they "
-                "are stretched until they are learned again",
-                *(*before, *self._range),
-            )
-
-    @property
-    def _range(self) -> tuple[float, float]:
-        """The range of returns, the same in both networks."""
-        low, high = cast(Tensor, self.networks.online.support).tolist()
-        return low, high
-
-    def _set_range(self, low: float, high: float) -> None:
-        """Set the range of both networks. Typed ends stay; a range that they make empty is the initial one."""
-        low = low if self.config.v_min is None else self.config.v_min
-        high = high if self.config.v_max is None else self.config.v_max
-        with torch.no_grad():
-            for network in (self.networks.online, self.networks.target):
-                ends = (low, high) if low < high else self._initial_range
-                cast(Tensor, network.support).copy_(torch.tensor(ends))
-
     def encoders(self, networks: loss.DqnNetworks) -> Sequence[Encoder]:
         return [cast(QNetwork, network).encoder for network in (networks.online, networks.target)]
 
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
-        """The range of a categorical head, and the share of targets that it clips. Logs a warning, once, if it is large."""
+        """The share of targets that a categorical head clips. Logs a warning, once, if it is large."""
         if not isinstance(self._head, loss.CategoricalHead):
             return {}
         share = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
-        low, high = self._head.of(self.networks.online).atoms[[0, -1]].tolist()
+        low, high = self._head.atoms[[0, -1]].tolist()
         if not math.isfinite(share):  # the opt step of this batch was skipped
             return {}
         if share > _MAX_CLIPPED and not self._warned:
@@ -323,7 +270,7 @@ class DqnAlgorithm(Algorithm):
                 low,
                 high,
             )
-        return {"agent/target_clipped": share, "agent/v_min": low, "agent/v_max": high}
+        return {"agent/target_clipped": share}
 
     def noise(self, rows: int) -> loss.StepNoise:
         """See `Algorithm`: noise for all three passes, quantile levels for the two that are compared."""

@@ -5,8 +5,9 @@ There is one class whose options can be combined freely; C51, QR-DQN, IQN and Ra
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from border_cli.agents.config import NetworkConfig
 from border_cli.config.schema import option, override_default
@@ -15,6 +16,9 @@ from border_cli.core.errors import UsageError
 HEADS = ("scalar", "categorical", "quantile", "implicit_quantile")
 EXPLORATIONS = ("epsilon", "none")
 _OF_EPSILON = "epsilon_start epsilon_final epsilon_env_steps epsilon_ladder"
+
+LARGEST_RETURN = math.expm1(10.0)
+"""How far the atoms of a categorical head reach where an end is open: 22,025."""
 
 
 @dataclass
@@ -49,13 +53,17 @@ class DqnConfig(NetworkConfig):
         "scalar", "what is learned about the return: its mean or its distribution", choices=HEADS
     )
     loss: str = option("huber", "scalar head: loss of the TD error", choices=("huber", "mse"))
-    atoms: int = option(
-        51, "categorical head: number of atoms, the support of the discounted return", unit="atoms", ge=2
+    atoms: int | None = option(
+        None,
+        "categorical head: number of atoms, the returns whose probabilities are learned; auto: 51 between a typed v_min "
+        "and v_max, else 201",
+        unit="atoms",
+        ge=2,
+        auto=True,
     )
     v_min: float | None = option(
         None,
-        "categorical head: smallest discounted return; auto: set by the first rewards, with some atoms "
-        "outside the range",
+        "categorical head: smallest discounted return; auto: no range is needed, the atoms are spaced by symlog",
         unit="reward",
         auto=True,
     )
@@ -107,7 +115,16 @@ class DqnConfig(NetworkConfig):
     @property
     def outputs(self) -> int:
         """Numbers per action that the network returns."""
-        return {"categorical": self.atoms, "quantile": self.quantiles}.get(self.head, 1)
+        return {"categorical": self.n_atoms, "quantile": self.quantiles}.get(self.head, 1)
+
+    @property
+    def n_atoms(self) -> int:
+        """Atoms of a categorical head."""
+        return self.atoms or (201 if None in (self.v_min, self.v_max) else 51)
+
+    def resolve(self, opt_steps: int | None, may_switch: bool) -> DqnConfig:
+        resolved = cast(DqnConfig, super().resolve(opt_steps, may_switch))
+        return replace(resolved, atoms=resolved.n_atoms) if self.head == "categorical" else resolved
 
     def validate(self) -> None:
         super().validate()
@@ -121,6 +138,13 @@ class DqnConfig(NetworkConfig):
                 f"agent.v_min={self.v_min:g} is not below agent.v_max={self.v_max:g}",
                 allowed="v_min < v_max, and returns between them",
             )
+        if self.head == "categorical" and None in (self.v_min, self.v_max):
+            for name, end in (("v_min", self.v_min), ("v_max", self.v_max)):
+                if end is not None and abs(end) >= LARGEST_RETURN:
+                    raise UsageError(
+                        f"agent.{name}={end:g} with the other end open: its atoms reach as far as ±{LARGEST_RETURN:,.0f}",
+                        allowed="both agent.v_min and agent.v_max",
+                    )
         if self.exploration == "none" and not self.noisy:
             raise UsageError(
                 "agent.exploration=none explores by noisy layers alone, and agent.noisy=false has none",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.network import NO_NOISE, UNKNOWN_SUPPORT, Noise, atom_places
+from border_cli.agents.dqn.network import NO_NOISE, Noise, atoms_of
 from border_cli.agents.params import AdamState, FlatParams, StepStats, TensorBatch, clip_norm_, flat_gradient
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
@@ -24,11 +24,6 @@ _ROUNDING = 1e-5
 
 class Head(ABC):
     """Values, targets and losses of a network's outputs (..., k), k numbers per action."""
-
-    def of(self, network: nn.Module) -> Head:
-        """The head with the range of returns that is stored in this network."""
-        del network
-        return self
 
     @abstractmethod
     def values(self, outputs: Tensor) -> Tensor:
@@ -76,21 +71,10 @@ class ScalarHead(Head):
 
 
 class CategoricalHead(Head):
-    """C51: logits of the probabilities of k returns, the atoms.
+    """C51: logits of the probabilities of k returns, the atoms (k,)."""
 
-    Args:
-        places: (k,) the atoms if the range of returns is [0, 1]; see `atom_places`.
-        atoms: (k,) the atoms; None: the places.
-    """
-
-    def __init__(self, places: Tensor, atoms: Tensor | None = None) -> None:
-        self._places = places
-        self.atoms = places if atoms is None else atoms
-
-    def of(self, network: nn.Module) -> CategoricalHead:
-        low, high = network.support.detach().unbind()  # type: ignore[operator] # the stubs take it for a module
-        self._places = self._places.to(low.device)
-        return CategoricalHead(self._places, low + (high - low) * self._places)
+    def __init__(self, atoms: Tensor) -> None:
+        self.atoms = atoms
 
     def values(self, outputs: Tensor) -> Tensor:
         """Σ p_i·z_i of logits."""
@@ -175,7 +159,7 @@ def make_head(config: DqnConfig) -> Head:
     """The head that a configuration describes."""
     match config.head:
         case "categorical":
-            return CategoricalHead(torch.tensor(atom_places(config), dtype=torch.float32))
+            return CategoricalHead(torch.tensor(atoms_of(config)))
         case "quantile" | "implicit_quantile":
             return QuantileHead(config.kappa)
         case _:
@@ -252,7 +236,6 @@ def opt_step(
         (B,) absolute errors if the batch has weights, else None.
     """
     with torch.no_grad():
-        head = head.of(nets.online)
         next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
         target = td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
     outputs = gather_action(nets.online(batch.obs, noise.online), batch.action)
@@ -309,21 +292,6 @@ def mean_share_clipped(
     nets: DqnNetworks, head: CategoricalHead, config: DqnConfig, batch: TensorBatch, mask: str | None = None
 ) -> float:
     """Mean probability of this batch's targets beyond the atoms; computed without noise."""
-    head = head.of(nets.online)
     outputs, q_select = _next_outputs(nets, head, config, batch, NO_STEP_NOISE, mask)
     selected = gather_action(outputs, q_select.argmax(1))
     return head.share_clipped(selected, batch.reward, batch.discount, batch.terminated).mean().item()
-
-
-def estimated_support(reward: Tensor, discount: Tensor) -> tuple[float, float]:
-    """A range of the discounted return, from (B,) n-step rewards r and discounts γ^m of any policy.
-
-    It has 0, each reward, and the return of an endless episode with the mean reward of the transitions that are not
-    terminated, whose discount is not 0: Σ r / Σ (1 - γ^m).
-    """
-    reward = reward.double()  # the sum of large ones may be too large for float32
-    goes_on = discount > 0
-    left = ((1.0 - discount) * goes_on).sum().clamp(min=1e-3 * len(reward))
-    endless = ((reward * goes_on).sum() / left).item()
-    low, high = min(0.0, endless, reward.min().item()), max(0.0, endless, reward.max().item())
-    return (low, high) if low < high else UNKNOWN_SUPPORT

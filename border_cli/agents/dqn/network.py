@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.dqn.config import LARGEST_RETURN, DqnConfig
 from border_cli.agents.nets import (
     DenseArrays,
     Encoder,
@@ -46,42 +46,27 @@ class Noise:
 NO_NOISE = Noise()
 
 
-UNKNOWN_SUPPORT = -1.0, 1.0
-_TINY = 5e-5
-"""Probability of an atom that is not expected yet."""
-_SHARE_BEYOND, _REACH = 0.3, 10.0
-"""Of a categorical head: share of the atoms beyond an open end of its range, and how far they reach, in ranges."""
-_GROWTH = 4.0
-"""Logarithm of the last distance between two of them, as a multiple of the first, which is about that inside the range."""
+def atoms_of(config: DqnConfig) -> Array:
+    """(k,) float32, the returns whose probabilities a categorical head learns.
 
-
-def initial_support(config: DqnConfig) -> tuple[float, float]:
-    """v_min and v_max. A side that is left open starts at `UNKNOWN_SUPPORT`, or beyond the given one."""
-    low, high = config.v_min, config.v_max
-    if low is None:
-        low = UNKNOWN_SUPPORT[0] if high is None else min(UNKNOWN_SUPPORT[0], high - 1.0)
-    if high is None:
-        high = max(UNKNOWN_SUPPORT[1], low + 1.0)
-    return low, high
-
-
-def atom_places(config: DqnConfig) -> list[float]:
-    """Where the atoms of a categorical head lie if the range of returns is [0, 1]: evenly spaced between 0 and 1.
-
-    At an end that is left open the range is an estimate. A share of the atoms lies beyond it, with growing distances, so
-    that the range need not change when returns do.
+    Between two typed ends they are evenly spaced. Otherwise they are evenly spaced in symlog z = sign(z)·log(1 + |z|), from
+    the typed end or ±22,025 on (as the bins of DreamerV3, Hafner et al., 2023). So no range has to be known: near 0 their
+    distance is 0.1, far out it is a tenth of the return.
     """
-    n, open_ends = int(_SHARE_BEYOND * config.atoms), (config.v_min is None, config.v_max is None)
-    distances = _REACH * np.expm1(_GROWTH * np.arange(1, n + 1) / max(n, 1)) / np.expm1(_GROWTH)
-    below, above = (distances if is_open else distances[:0] for is_open in open_ends)
-    return [*-below[::-1], *np.linspace(0.0, 1.0, config.atoms - len(below) - len(above)), *(1.0 + above)]
+    low, high = config.v_min, config.v_max
+    if low is not None and high is not None:
+        return np.linspace(low, high, config.n_atoms).astype(np.float32)
+    ends = np.array([-LARGEST_RETURN if low is None else low, LARGEST_RETURN if high is None else high])
+    first, last = np.sign(ends) * np.log1p(np.abs(ends))
+    u = np.linspace(first, last, config.n_atoms)
+    atoms: Array = (np.sign(u) * np.expm1(np.abs(u))).astype(np.float32)
+    return atoms
 
 
 class QNetwork(nn.Module):
     """A ReLU network whose sizes follow from the spaces.
 
-    noise_size: standard normal numbers that its noisy layers take · support: (2,) the smallest and the largest return of a
-    categorical head, a buffer, so that it is a part of the model wherever that goes.
+    noise_size: standard normal numbers that its noisy layers take.
     """
 
     def __init__(self, spec: EnvSpec, config: DqnConfig, generator: torch.Generator) -> None:
@@ -120,28 +105,14 @@ class QNetwork(nn.Module):
             self.layers = nn.ModuleList([*trunk, *self.top])
         if self.is_implicit:
             self.levels = Linear(config.cosines, top[0], generator)
-        if config.head == "categorical":
-            self.register_buffer("support", torch.tensor(initial_support(config)))
+        if config.head == "categorical" and None in (config.v_min, config.v_max):
+            # Far returns are improbable at first: p ~ 1/(1 + |z|)². Else the initial values would be huge.
+            last = cast(Linear, (self.value_layers or self.top)[-1])
             with torch.no_grad():
-                for i, place in enumerate(atom_places(config)):
-                    if not 0.0 <= place <= 1.0:
-                        self._logit_biases[:, i].fill_(math.log(_TINY))
+                for i, atom in enumerate(atoms_of(config).tolist()):
+                    last.bias.view(-1, self._outputs)[:, i].sub_(2.0 * math.log1p(abs(atom)))
         self.noise_sizes = [layer.noise_size for layer in self.modules() if isinstance(layer, NoisyLinear)]
         self.noise_size = sum(self.noise_sizes)
-
-    @torch.no_grad()
-    def set_probabilities(self, p: Tensor) -> None:
-        """Let a categorical head have these probabilities (k,), or tiny ones instead of 0, whatever the observation."""
-        for layer in (self.top[-1], *self.value_layers[-1:]):
-            cast(Linear, layer).weight.zero_()
-            cast(Linear, layer).bias.zero_()
-        self._logit_biases.copy_(p.clamp(min=_TINY).log())
-
-    @property
-    def _logit_biases(self) -> Tensor:
-        """(n, k) or, of a dueling network, (1, k) biases that add to the outputs."""
-        last = cast(Linear, (self.value_layers or self.top)[-1])
-        return last.bias.view(-1, self._outputs)
 
     def forward(self, obs: dict[str, Tensor], noise: Noise = NO_NOISE) -> Tensor:
         """{name: (B, ...)} → (B, n, k), k numbers for each of n actions."""
