@@ -6,11 +6,13 @@ Completion imports neither Hydra nor torch, because a person waits for it.
 from __future__ import annotations
 
 import glob
+import io
 import itertools
 import json
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import Field
 from functools import reduce
 from operator import getitem
@@ -145,7 +147,9 @@ def complete(argv: Sequence[str]) -> None:
     else:
         from hydra._internal.hydra import Hydra
 
-        getattr(Hydra.get_shell_to_plugin_map(None)[shell][0], action)()
+        with redirect_stdout(io.StringIO()) as script:
+            getattr(Hydra.get_shell_to_plugin_map(None)[shell][0], action)()
+        show(script.getvalue())
 
 
 def suggestions(line: str) -> list[str]:

@@ -194,8 +194,9 @@ def test_completion_is_installed_by_hydras_scripts(monkeypatch, capsys):
     assert "allowed: -sc install=bash" in capsys.readouterr().err
 
 
-def test_a_page_with_a_closed_stdout_is_no_error() -> None:
-    command = [sys.executable, "-m", "border_cli", "--version"]
+@pytest.mark.parametrize("words", [["--version"], ["-sc", "install=zsh"]], ids=" ".join)
+def test_a_page_with_a_closed_stdout_is_no_error(words: list[str]) -> None:
+    command = [sys.executable, "-m", "border_cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
