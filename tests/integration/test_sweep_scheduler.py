@@ -49,10 +49,15 @@ class Light:
         return JobEnd(code, f"error: code {code}\nallowed: 0" if code else "")
 
     def _met(self) -> bool:
+        assert self.meet is not None
         if not (self.run_dir.parent / str(self.meet) / "starts").exists():
             return False
-        met = Sweep.read(self.run_dir.parent).jobs[self.meet]
-        return not self.waits_for_retry or met.state == "waiting"
+        if not self.waits_for_retry:
+            return True
+        jobs = Sweep.read(self.run_dir.parent).jobs
+        return (
+            len(jobs) > self.meet and jobs[self.meet].state == "waiting"
+        )  # a job starts before the journal says so
 
 
 @dataclass
