@@ -26,6 +26,7 @@ REFERENCE = DOCS / "reference"
 KINDS = {
     "agent-dqn": ("agent", "dqn"),
     "agent-sac": ("agent", "sac"),
+    "agent-dsac": ("agent", "dsac"),
     "buffer": ("buffer", "prioritized"),
     "actor_manager": ("actor_manager", "ray"),
 }

@@ -51,6 +51,7 @@ AGENTS = {
     "rainbow on frames": f"agent=rainbow {CATCH} {NO_EVAL} agent.v_min=-5.0 agent.v_max=5.0",
     "sac": f"agent=sac {PENDULUM} {NO_EVAL}",
     "td3": f"agent=td3 {PENDULUM} {NO_EVAL}",
+    "dsac": f"agent=dsac {CARTPOLE} {NO_EVAL}",
     "crossq": f"agent=crossq {PENDULUM} {NO_EVAL}",
     "tqc": f"agent=tqc {PENDULUM} {NO_EVAL} agent.exploration=state_dependent agent.noise_interval=16",
 }

@@ -57,6 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "td3": {},
     "tqc": {"exploration": "state_dependent"},
     "crossq": {},
+    "dsac": {},
 }
 
 
@@ -77,6 +78,8 @@ def policy_of(agent: str, spec: EnvSpec, seed: int = 0) -> NetworkPolicy:
         for name, parameter in (*policy.network.named_parameters(), *policy.network.named_buffers()):
             inputs = parameter[0].numel() if parameter.ndim > 1 else 10_000
             parameter.uniform_(-3 * inputs**-0.5, 3 * inputs**-0.5, generator=generator)
+            if "norms" in name and name.endswith(".weight"):
+                parameter.add_(1.0)
             if name.endswith((".std", ".variance")):
                 parameter.abs_().add_(0.5)
     policy.eval()

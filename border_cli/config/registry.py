@@ -62,6 +62,7 @@ AGENTS: dict[str, Entry] = {
     "td3": _agent("sac", "Td3Config"),
     "tqc": _agent("sac", "TqcConfig"),
     "crossq": _agent("sac", "CrossqConfig"),
+    "dsac": _agent("dsac", "DsacConfig"),
 }
 BUFFERS: dict[str, Entry] = {
     "uniform": Entry(BufferConfig, "border_cli.replay.buffer"),

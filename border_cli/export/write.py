@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from border_cli.agents.agent import NetworkPolicy
 from border_cli.agents.dqn.agent import DqnPolicy
 from border_cli.agents.dqn.network import QNetwork
+from border_cli.agents.dsac.agent import DsacNetwork, DsacPolicy
 from border_cli.agents.nets import Convolutions, Encoder, Normalizer, one_hot_scale, scaled_span
 from border_cli.agents.sac.agent import SacPolicy
 from border_cli.agents.sac.network import MEAN_RANGE, PolicyNetwork, TanhBijector
@@ -131,6 +132,8 @@ def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info
     arrays: dict[str, Array] = {}
     if type(policy) is DqnPolicy:
         description = _described_values(policy, arrays)
+    elif type(policy) is DsacPolicy:
+        description = _described_logits(policy, arrays)
     elif type(policy) is SacPolicy:
         description = _described_actions(policy, spec, arrays)
     else:
@@ -159,6 +162,20 @@ def _described_values(policy: DqnPolicy, arrays: dict[str, Array]) -> dict[str, 
         "kind": "values",
         "head": "categorical" if is_categorical else "mean",
         "levels": network.act_quantiles if network.is_implicit else 0,
+        "actions": network.n_actions,
+        "encoder": _described_encoder(network.encoder, arrays),
+    }
+
+
+def _described_logits(policy: DsacPolicy, arrays: dict[str, Array]) -> dict[str, Any]:
+    """As values: the most probable action is that of the largest logit."""
+    network = cast(DsacNetwork, policy.network)
+    _add_layers(arrays, "trunk", list(network.layers))
+    _add_layers(arrays, "top", [network.out])
+    return {
+        "kind": "values",
+        "head": "mean",
+        "levels": 0,
         "actions": network.n_actions,
         "encoder": _described_encoder(network.encoder, arrays),
     }

@@ -13,6 +13,7 @@ from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
+from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.sac.config import CrossqConfig, SacConfig, Td3Config, TqcConfig
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import BufferConfig, EnvConfig
@@ -122,6 +123,8 @@ class ActionOfBefore(Probe):
 SMALL: dict[str, Any] = {"lr": 3e-3, "hidden": [32], "batch_size": 32, "gamma": GAMMA, "target_interval": 20}
 # Noisy layers alone would not try all actions within so few env steps, so all actions are random (ε = 1).
 RANDOM: dict[str, Any] = SMALL | {"epsilon_start": 1.0, "epsilon_final": 1.0, "exploration": "epsilon"}
+FOR_DSAC: dict[str, Any] = {"lr": 3e-3, "hidden": [32], "batch_size": 32, "gamma": GAMMA, "target_tau": 0.05}
+FOR_DSAC |= {"random_env_steps": 10**9}
 ATOMS: dict[str, Any] = {"atoms": 51, "v_min": -2.5, "v_max": 2.5}
 ACTOR: dict[str, Any] = {"lr": 2e-3, "hidden": [64, 64], "batch_size": 64, "gamma": GAMMA}
 ACTOR |= {"target_tau": 0.05, "random_env_steps": 10**9}
@@ -133,6 +136,8 @@ DISCRETE: dict[str, NetworkConfig] = {
     "qrdqn": QrDqnConfig(**RANDOM, quantiles=8),
     "iqn": IqnConfig(**RANDOM, quantiles=8, target_quantiles=8, act_quantiles=8, cosines=16),
     "rainbow": RainbowConfig(**RANDOM, **ATOMS, noisy_std=0.1),
+    # with an entropy coefficient the values would include entropy
+    "dsac": DsacConfig(**FOR_DSAC, entropy_coef=0.0),
 }
 CONTINUOUS: dict[str, NetworkConfig] = {
     "sac": SacConfig(**ACTOR, entropy_coef=0.0),  # otherwise the values would include entropy
@@ -170,6 +175,10 @@ def trained(variant: str, env_class: str, n_step: int = 1) -> NetworkAgent:
 def values(agent: Any, *observation: float) -> list[float]:
     """Return the value of each action, or that of the policy's action."""
     obs = {"obs": np.array([observation], np.float32)}
+    if hasattr(agent.policy, "logits"):  # its critics have a value for each action
+        with torch.no_grad():
+            every = agent.algorithm.networks.critics({"obs": torch.from_numpy(obs["obs"])})
+        return [float(v) for v in every[:, 0].mean(0)]
     if hasattr(agent.policy, "action_values"):
         return [float(v) for v in agent.policy.action_values(obs)[0]]
     with torch.no_grad():
@@ -208,6 +217,7 @@ SAMPLE = [
     *(("rainbow", "RewardByObservation", 3), ("sac", "ConstantReward", 1), ("td3", "RewardByAction", 1)),
     ("tqc", "TwoSteps", 1),
     ("crossq", "TwoSteps", 1),
+    ("dsac", "ActionOfBefore", 1),
 ]
 """A case of each agent and of each probe, for `make test`."""
 

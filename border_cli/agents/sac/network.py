@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -132,12 +132,15 @@ class PolicyNetwork(nn.Module):
 
 
 def hidden_layers(
-    x: Tensor, layers: Iterable[nn.Module], norms: nn.ModuleList, stats: BatchStats | None
+    x: Tensor,
+    layers: Iterable[nn.Module],
+    norms: nn.ModuleList | None = None,
+    stats: BatchStats | None = None,
 ) -> Tensor:
     """ReLU layers. norms: none, or what normalises the input of each layer, and of the one after them."""
     for i, layer in enumerate(layers):
-        x = torch.relu(layer(norms[i](x, stats) if len(norms) else x))
-    return norms[-1](x, stats) if len(norms) else x
+        x = torch.relu(layer(norms[i](x, stats) if norms else x))
+    return cast(Tensor, norms[-1](x, stats)) if norms else x
 
 
 class PolicyArrays:
@@ -186,7 +189,7 @@ class Critics(nn.Module):
             BatchRenorm(config.critics, 1, n) for n in sizes[:-1] if config.norm == "batch"
         )
         self.layers = nn.ModuleList(
-            _StackedLinear(config.critics, n_in, n_out, generator) for n_in, n_out in pairwise(sizes)
+            StackedLinear(config.critics, n_in, n_out, generator) for n_in, n_out in pairwise(sizes)
         )
 
     def forward(
@@ -207,7 +210,7 @@ class Critics(nn.Module):
         return in_float32(last, hidden_layers(x, hidden, self.norms, stats))
 
 
-class _StackedLinear(nn.Module):
+class StackedLinear(nn.Module):
     """n linear layers: (m, B, n_in) → (m, B, n_out) by the first m. Initially uniform in ±1/√n_in."""
 
     def __init__(self, n: int, n_in: int, n_out: int, generator: torch.Generator) -> None:
