@@ -6,7 +6,6 @@ The module of a family offers these functions; see `border_cli.agents.dqn.agent`
 - `make_policy(config, spec, seed, actor, n_actors, incarnation)` returns the policy of an actor or an evaluation.
 - `make_agent(config, spec, seed, device)` returns the agent that learns.
 - `extra_columns(config, spec)`, optional, returns the columns that the policy adds to each row (`ActingPolicy.extras`).
-
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ this is done, and where.
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import tempfile
@@ -68,8 +67,7 @@ def bias_corrections(states: Sequence[AdamState]) -> list[tuple[float, float]]:
     corrections = []
     for state in states:
         t = state.step.item() + 1.0
-        # 1 - β^t as -expm1(t·log β)
-        of_mean, of_square = (-math.expm1(t * math.log(beta)) for beta in (state.beta1, _BETA2))
+        of_mean, of_square = 1.0 - state.beta1**t, 1.0 - _BETA2**t
         corrections.append((1.0 / of_mean, of_square**-0.5))
     return corrections
 

@@ -466,7 +466,7 @@ class TrainConfig:
         "all", "what to take from init_from: all networks, or the policy alone", choices=("all", "policy")
     )
     step_processor: str | None = option(
-        None, "`module:name` of a function that makes each actor's step processor; null: the agent's own"
+        None, "`module:name` of a function that makes each actor's step processor; null: border-cli's own"
     )
     plugins: list[str] = option([], "Python modules to import first")
     plan: bool = option(

@@ -184,7 +184,7 @@ class Batch:
     obs, next_obs: (B, ...) per leaf · action: (B, ...) · reward: (B,) float32, the sum over the m env steps of the
     transition · discount: (B,) float32, γ^m, or 0 if the last of them is terminated · terminated: (B,) bool, whether it
     is · ix: (B,) int64, for `update_priority` · weight: (B,) float32 importance weights or None ·
-    extra: (B, ...) per extra column of the agent, as it was at the first env step of the row.
+    extra: (B, ...) per extra column of the agent, as it was at the first env step of the transition.
     """
 
     obs: Obs

@@ -42,8 +42,8 @@ _TRANSITION = np.dtype([("reward", np.float32), ("discount", np.float32), ("then
 """Of a row that can be sampled: Σ γ^k·r, γ^m or 0 if the last env step is terminated, and the slot of row t + m."""
 
 
-_PART = 65_536
-"""Transitions that are formed at once when a replay is loaded."""
+_PART = 2**18
+"""Rows that are handled at once, each with the rows of its transition, when a replay is loaded."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class RowReplayBuffer:
         is_within = np.arange(n_step) < np.arange(n_step + 1)[:, None]
         self._offsets = np.arange(n_step + 1)
         self._weights = np.where(is_within, self._discounts[:-1], np.float32(0.0))
-        self._reach = _reach(spec, n_step)
+        self._reach, self._n_streams = _reach(spec, n_step), n_streams
         page = page_size(capacity, n_streams, self._reach)
         self._allocate(pages_for(capacity, n_streams, page), page)
 
@@ -245,10 +245,11 @@ class RowReplayBuffer:
         if n > 1:
             is_end = self._beside["final"][slots] | self._beside["terminated"][before]
             ends = slots[is_end]
-            if len(ends):
-                spans = np.arange(n, 0, -1)[:, None]
+            # Nearer ends come first: they are the ones that count. In parts, because a loaded replay has many.
+            part = max(1, _PART // max(len(ends), 1))
+            for nearest in range(1, n + 1 if len(ends) else 1, part):
+                spans = np.arange(min(nearest + part, n + 1) - 1, nearest - 1, -1)[:, None]
                 in_episode = step[is_end] >= spans
-                # A nearer end is the one that counts, so it comes last.
                 rows = back(ends, spans)[in_episode]
                 self._make_ready(rows, spans.repeat(len(ends), 1)[in_episode])
             before = back(slots, n)
@@ -263,8 +264,9 @@ class RowReplayBuffer:
             is_new &= self._streams.back(rows, frames) < self._streams.n_slots
         if not is_new.all():
             rows, spans = rows[is_new], spans[is_new]
-        for part in range(0, len(rows), _PART):
-            self._form(rows[part : part + _PART], spans[part : part + _PART])
+        part = max(1, _PART // self._n)
+        for first in range(0, len(rows), part):
+            self._form(rows[first : first + part], spans[first : first + part])
         if self._n > 1:
             rows = np.unique(rows)
         self._is_ready[rows] = True
@@ -383,7 +385,8 @@ class RowReplayBuffer:
             raise IncompatibleStateError(f"the replay holds {self.capacity} rows, the saved one {capacity}")
         is_possible = page >= self._reach and page & (page - 1) == 0
         is_possible &= state.values["streams"] == len(state.arrays["streams"])
-        if not (is_possible and capacity <= page * n_pages <= 2 * capacity + 2**20):
+        most = 2 * capacity + 2**20 + 4 * page * self._n_streams
+        if not (is_possible and capacity <= page * n_pages <= most):
             raise IncompatibleStateError(f"the saved replay has {n_pages} pages of {page} rows")
         self._allocate(n_pages, page)
         self._streams.load(state.arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -43,10 +43,10 @@ class DeviceRows:
         else:
             self._whole.index_copy_(0, to_device(where, self._device), sent)
 
-    def read(self, slots: Array, names: Collection[str] = ()) -> Items:
+    def read(self, slots: Array) -> Items:
         raw = self._whole.index_select(0, to_device(slots, self._device)).cpu().numpy()
         packed = raw.view(self._layout)[:, 0]
-        return {name: np.ascontiguousarray(packed[name]) for name in names or self.columns}
+        return {name: np.ascontiguousarray(packed[name]) for name in self.columns}
 
     def take(self, ix: Array, into: DeviceRows) -> None:
         torch.index_select(self._whole, 0, to_device(ix, self._device), out=into._whole)

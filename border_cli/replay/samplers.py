@@ -271,7 +271,8 @@ class PrioritizedSampler(ReplaySampler):
     def load_priorities(self, slots: Array, columns: dict[str, Array]) -> None:
         """See `ReplaySampler`. Exactly the rows that can be sampled must have a priority."""
         priorities, ready = columns["priority"], self._sums.leaves[slots] > 0
-        if priorities.shape != ready.shape or ((priorities > 0) != ready).any():
+        is_positive = (priorities > 0) & np.isfinite(priorities)
+        if priorities.shape != ready.shape or (is_positive != ready).any():
             raise IncompatibleStateError("the saved priorities are not those of the saved rows")
         self._set(slots[ready], priorities[ready])
 

@@ -6,7 +6,7 @@ back to the first of the episode, which is repeated to fill the stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,8 +32,8 @@ class Rows(Protocol):
     def write(self, where: slice | Array, rows: Items) -> None:
         """Set the rows `where`. It takes only the own columns of `rows`."""
 
-    def read(self, slots: Array, names: Collection[str] = ()) -> Items:
-        """Copies of these columns of the rows `slots`; of all columns if none is named."""
+    def read(self, slots: Array) -> Items:
+        """Copies of the rows `slots`, by column."""
 
     def take(self, ix: Array, into: Any) -> None:
         """Copy the rows `ix`, which must be in range, to the len(ix) rows of `into`, which has the same columns."""
@@ -56,8 +56,8 @@ class PackedRows:
         for name, column in self.columns.items():
             column[where] = rows[name]
 
-    def read(self, slots: Array, names: Collection[str] = ()) -> Items:
-        return {name: self.columns[name][slots] for name in names or self.columns}
+    def read(self, slots: Array) -> Items:
+        return {name: self.columns[name][slots] for name in self.columns}
 
     def take(self, ix: Array, into: PackedRows) -> None:
         self._whole.take(ix, out=into._whole, mode="clip")  # "raise" would copy through a buffer

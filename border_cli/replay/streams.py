@@ -31,8 +31,8 @@ def page_size(capacity: int, n_streams: int, reach: int) -> int:
 
 
 def pages_for(capacity: int, n_streams: int, page: int) -> int:
-    """Pages that hold `capacity` rows, although one page of each stream is not full."""
-    return -(-capacity // page) + max(n_streams, 1) + 1
+    """Pages that hold `capacity` rows, although one page of each stream is not full, and another lacks a frame."""
+    return -(-capacity // page) + 2 * max(n_streams, 1) + 1
 
 
 _NO_PAGES = np.empty(0, np.int64)
@@ -242,6 +242,13 @@ class Streams:
             "streams": np.array(streams, np.int64).reshape(-1, 3),
         }
 
+    def _is_in_order(self, after: Array, queue: Array) -> bool:
+        """Whether each page is used again before the one after it in its stream."""
+        turn = np.full(self.n_pages + 1, len(queue))
+        turn[queue] = np.arange(len(queue))
+        linked = (after != self._none).nonzero()[0]
+        return bool((turn[linked] < turn[after[linked]]).all())
+
     def load(self, arrays: dict[str, Array]) -> None:
         """The inverse. Raises IncompatibleStateError if the pages contradict each other."""
         fill, serial, after = (arrays[f"page_{name}"] for name in ("fill", "serial", "next"))
@@ -265,6 +272,12 @@ class Streams:
             and _within(streams[:, 1:], 0, 2**20)
             and len(np.unique(streams[:, 1:], axis=0)) == len(streams)
             and bool((after[open_pages] == self._none).all())
+            and bool(((fill > 0) == (serial > 0)).all())
+            and len(np.unique(serial[serial > 0])) == np.count_nonzero(serial)
+            # an open page has a row, and waits in the queue exactly if it is full
+            and bool((fill[open_pages] > 0).all())
+            and bool((np.isin(open_pages, queue) == (fill[open_pages] == self.page)).all())
+            and self._is_in_order(after, queue)
         )
         if not is_valid:
             raise IncompatibleStateError("the pages of the saved replay contradict each other")

@@ -290,6 +290,7 @@ def test_a_buffer_that_loads_a_state_gives_the_same_batches_and_sealed_blocks_ne
     sealed: dict[Any, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 5)
+        patch.setattr("border_cli.replay.buffer._PART", 7)
         world, loaded = new_world(source, capacity, stack, n_step), make(target, capacity, stack, n_step)
         for part in before:
             world.act(*part)

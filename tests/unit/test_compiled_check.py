@@ -100,3 +100,11 @@ def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPa
 )
 def test_code_is_kept_for_each_value_that_a_step_may_read(settings: dict[str, Any], is_read: bool) -> None:
     assert (graph_path(job("dqn", **settings), 0) != graph_path(job("dqn"), 0)) is is_read
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9])
+def test_adams_corrections_by_hand(beta1: float) -> None:
+    learner = make_learner("dqn", adam_beta1=beta1)
+    learner.algorithm.state.online.step.fill_(1.0)  # so the next one is the second
+    expected = 1 / (1 - beta1**2), (1 - 0.999**2) ** -0.5
+    assert graph.bias_corrections([learner.algorithm.state.online]) == [pytest.approx(expected)]

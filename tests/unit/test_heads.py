@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.dqn.config import C51Config
+from border_cli.agents.dqn.config import C51Config, atoms_of
 from border_cli.agents.dqn.loss import CategoricalHead, QuantileHead, ScalarHead
-from border_cli.agents.dqn.network import atoms_of
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.core.errors import UsageError
@@ -180,6 +179,14 @@ def test_an_end_beyond_the_open_one_is_refused() -> None:
     with pytest.raises(UsageError, match=r"agent\.v_max=-30000 with the other end open: .* ±22,025"):
         C51Config(v_max=-30_000.0).validate()
     C51Config(v_min=-30_000.0, v_max=0.0).validate()
+
+
+@pytest.mark.parametrize(
+    "typed", [{"v_min": 1e8, "v_max": 1e8 + 1}, {"v_min": -1e40, "v_max": 1e40}, {"v_min": 22025.4}]
+)
+def test_ends_between_which_atoms_are_equal_are_refused(typed: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="not all different numbers in float32"):
+        C51Config(**typed).validate()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", sampled([{"dueling": True}, {}, {"noisy": True}], 3), ids=str)

@@ -1,10 +1,12 @@
-"""The replay: pending rows and sealed blocks, prioritised sampling by hand, and its trees against plain sums.
+"""The replay: streams and sealed blocks, prioritised sampling by hand, and its trees against plain sums.
 
 See also `tests/contract/test_every_buffer.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from border_cli.actors.step_processor import RowProcessor
+from border_cli.agents.dqn.config import DqnConfig
+from border_cli.config.schema import ActorManagerConfig, BufferConfig, TrainConfig, TrainerConfig
+from border_cli.config.validate import least_capacity
 from border_cli.core.errors import IncompatibleStateError
-from border_cli.core.types import Items
-from border_cli.replay.buffer import RowReplayBuffer
+from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
+from border_cli.core.types import Items, empty_items, item_columns
+from border_cli.replay.buffer import RowReplayBuffer, make_buffer
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.samplers import MinTree, PrioritizedSampler, SumTree, UniformSampler
 from tests.fakes import processed
@@ -67,7 +73,7 @@ def test_a_block_is_sealed_once_none_of_its_pages_can_get_rows(monkeypatch: pyte
         for items in episode(start, 19):
             replay.push(items, 2)
     after = [block.name for block in replay.state().blocks]
-    assert len(after) == 100 // 4 + 2 and not set(before) & set(after)  # used again, under other names
+    assert len(after) == 100 // 4 + 3 and not set(before) & set(after)  # used again, under other names
 
 
 def test_rows_of_more_environments_than_pages_are_kept_as_far_as_there_is_room() -> None:
@@ -81,6 +87,59 @@ def test_rows_of_more_environments_than_pages_are_kept_as_far_as_there_is_room()
         processor.add(step(t, 1.0))
         replay.push(processor.take())
     assert {transition[0] for transition in transitions(replay)} == {5.0, 6.0}
+
+
+@pytest.mark.parametrize("batch", [8, 256])
+@pytest.mark.parametrize("n_envs", [1, 8, 32])
+@pytest.mark.parametrize("n_step", [1, 3, 20])
+@pytest.mark.parametrize("stack", [1, 4, 16])
+def test_the_least_capacity_always_offers_a_batch(stack: int, n_step: int, n_envs: int, batch: int) -> None:
+    """Endless episodes, of which all environments fill their pages at the same time."""
+    leaf = ObsLeaf("obs", (), "box", (1,) if stack == 1 else (stack, 1), "float32", stack=stack)
+    spec = EnvSpec(ObsSpec((leaf,)), ActionSpec("discrete", n=2))
+    config = TrainConfig(
+        agent=DqnConfig(batch_size=batch),
+        buffer=BufferConfig(n_step=n_step),
+        trainer=TrainerConfig(type="sync"),
+        actor_manager=ActorManagerConfig(envs_per_actor=n_envs),
+    )
+    config.buffer.capacity = least_capacity(config)
+    replay = make_buffer(config.buffer, spec, 0, n_streams=n_envs)
+    ready = []
+    for t in range(2 * config.buffer.capacity // n_envs + 600):
+        items = empty_items(item_columns(spec), n_envs)
+        items["env"][:], items["step"][:] = np.arange(n_envs), t
+        replay.push(items)
+        ready.append(len(replay))
+    full = next(t for t, n in enumerate(ready) if n >= batch)
+    assert min(ready[full:]) >= batch
+
+
+def without_rows(arrays: dict[str, Any], page: int) -> dict[str, Any]:
+    fill = arrays["page_fill"].copy()
+    fill[page] = 0
+    return arrays | {"page_fill": fill}
+
+
+CORRUPT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "an open page waits to be used again": lambda a: a | {"queue": np.append(a["queue"], a["streams"][0, 0])},
+    "an open page has no row": lambda a: without_rows(a, a["streams"][0, 0]),
+    "two pages of the same use": lambda a: a | {"page_serial": np.minimum(a["page_serial"], 2)},
+    "a row in a page that was never used": lambda a: a | {"page_fill": np.ones_like(a["page_fill"])},
+    "pages out of order": lambda a: a | {"queue": a["queue"][::-1].copy()},
+}
+
+
+@pytest.mark.parametrize("kind", CORRUPT)
+def test_pages_that_contradict_each_other_are_refused(kind: str) -> None:
+    replay, other = buffer(100), buffer(100)
+    replay.push(row(0), 1)
+    for items in episode(20, 11):
+        replay.push(items)
+    state = replay.state()
+    other.load_state(state)
+    with pytest.raises(IncompatibleStateError, match="contradict each other"):
+        other.load_state(replace(state, arrays=CORRUPT[kind](state.arrays)))
 
 
 def make_sampler(n: int = 4, **options: Any) -> PrioritizedSampler:

@@ -9,9 +9,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
+import numpy as np
+
 from border_cli.agents.config import NetworkConfig
 from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
+from border_cli.core.spaces import Array
 
 HEADS = ("scalar", "categorical", "quantile", "implicit_quantile")
 EXPLORATIONS = ("epsilon", "none")
@@ -145,6 +148,14 @@ class DqnConfig(NetworkConfig):
                         f"agent.{name}={end:g} with the other end open: its atoms reach as far as ±{LARGEST_RETURN:,.0f}",
                         allowed="both agent.v_min and agent.v_max",
                     )
+        if self.head == "categorical":
+            atoms = atoms_of(self)
+            if not (np.isfinite(atoms).all() and (np.diff(atoms) > 0).all()):
+                raise UsageError(
+                    f"agent.v_min={self.v_min} agent.v_max={self.v_max}: {self.n_atoms} atoms between them are not all "
+                    "different numbers in float32",
+                    allowed="ends that are further apart, smaller ones, or fewer agent.atoms",
+                )
         if self.exploration == "none" and not self.noisy:
             raise UsageError(
                 "agent.exploration=none explores by noisy layers alone, and agent.noisy=false has none",
@@ -153,6 +164,24 @@ class DqnConfig(NetworkConfig):
 
     def trained(self) -> DqnConfig:
         return replace(self, epsilon_start=self.epsilon_final)
+
+
+def atoms_of(config: DqnConfig) -> Array:
+    """(k,) float32, the returns whose probabilities a categorical head learns.
+
+    Between two typed ends they are evenly spaced. Otherwise they are evenly spaced in symlog z = sign(z)·log(1 + |z|), from
+    the typed end or ±22,025 on (as the bins of DreamerV3, Hafner et al., 2023). So no range has to be known: near 0 their
+    distance is 0.1, far out it is a tenth of the return.
+    """
+    low, high = config.v_min, config.v_max
+    if low is not None and high is not None:
+        with np.errstate(over="ignore"):  # `validate` refuses infinite atoms
+            return np.linspace(low, high, config.n_atoms).astype(np.float32)
+    ends = np.array([-LARGEST_RETURN if low is None else low, LARGEST_RETURN if high is None else high])
+    first, last = np.sign(ends) * np.log1p(np.abs(ends))
+    u = np.linspace(first, last, config.n_atoms)
+    atoms: Array = (np.sign(u) * np.expm1(np.abs(u))).astype(np.float32)
+    return atoms
 
 
 @dataclass

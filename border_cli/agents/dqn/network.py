@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.dqn.config import LARGEST_RETURN, DqnConfig
+from border_cli.agents.dqn.config import DqnConfig, atoms_of
 from border_cli.agents.nets import (
     DenseArrays,
     Encoder,
@@ -44,23 +44,6 @@ class Noise:
 
 
 NO_NOISE = Noise()
-
-
-def atoms_of(config: DqnConfig) -> Array:
-    """(k,) float32, the returns whose probabilities a categorical head learns.
-
-    Between two typed ends they are evenly spaced. Otherwise they are evenly spaced in symlog z = sign(z)·log(1 + |z|), from
-    the typed end or ±22,025 on (as the bins of DreamerV3, Hafner et al., 2023). So no range has to be known: near 0 their
-    distance is 0.1, far out it is a tenth of the return.
-    """
-    low, high = config.v_min, config.v_max
-    if low is not None and high is not None:
-        return np.linspace(low, high, config.n_atoms).astype(np.float32)
-    ends = np.array([-LARGEST_RETURN if low is None else low, LARGEST_RETURN if high is None else high])
-    first, last = np.sign(ends) * np.log1p(np.abs(ends))
-    u = np.linspace(first, last, config.n_atoms)
-    atoms: Array = (np.sign(u) * np.expm1(np.abs(u))).astype(np.float32)
-    return atoms
 
 
 class QNetwork(nn.Module):

@@ -1,6 +1,6 @@
 """Configuration of the actor-critic family. Does not import torch: the command line reads it before anything heavy.
 
-There is one class whose options can be combined; TD3 and TQC have other defaults.
+There is one class whose options can be combined; TD3, TQC and CrossQ have other defaults.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Targets, losses and the opt step of the actor-critic family, as functions of tensors.
 
-SAC (Haarnoja et al., 2018), TD3 (Fujimoto et al., 2018) and TQC (Kuznetsov et al., 2020) combine the same parts.
+SAC (Haarnoja et al., 2018), TD3 (Fujimoto et al., 2018), TQC (Kuznetsov et al., 2020) and CrossQ (Bhatt et al., 2024)
+combine the same parts.
 All gradients of an opt step are computed before any parameter changes. So an opt step with numbers that are not finite
 can be skipped as a whole.
 """
@@ -36,8 +37,8 @@ class SacState:
     """Everything that an opt step reads and changes.
 
     critics_target: (n,), None without target networks · policy_target: (n,), None too unless the policy is deterministic ·
-    alpha: the entropy coefficient, None unless it is
-    learned · policy_steps: scalar, opt steps since the last record that changed the policy.
+    alpha: the entropy coefficient, None unless it is learned ·
+    policy_steps: scalar, opt steps since the last record that changed the policy.
     """
 
     policy: AdamState
