@@ -4,7 +4,7 @@ A row is one env step: observation, action, raw reward, `terminated`, and what t
 of an episode. Every observation is stored once. `border_cli.replay.streams` says where the rows of a stream lie. The
 transition of row t spans m env steps: n, or fewer where the episode ends before. Its reward is Σ_{k<m} γ^k·r_{t+k}, and
 its next observation is row t + m (Sutton, 1988; as in Rainbow, Hessel et al., 2018). Sum, discount and the slot of row
-t + m are computed once, when row t + m arrives: each row is sampled many times.
+t + m are computed once, before the first batch after row t + m has arrived: each row is sampled many times.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _TRANSITION = np.dtype([("reward", np.float32), ("discount", np.float32), ("then
 """Of a row that can be sampled: Σ γ^k·r, γ^m or 0 if the last env step is terminated, and the slot of row t + m."""
 
 
+_MOST_UNFORMED = 256
 _PART = 2**18
 """Rows that are handled at once, each with the rows of its transition, when a replay is loaded."""
 
@@ -185,6 +186,7 @@ class RowReplayBuffer:
         self._transitions = np.zeros(n_slots, _TRANSITION)
         self._is_ready = np.zeros(n_slots + page, bool)  # whether a row can be sampled
         self._ready = 0  # how many can
+        self._unformed: list[tuple[Array, Array]] = []  # rows whose transitions are complete, and their spans
         row_bytes = row_layout(self._packed).itemsize + sum(c.row_bytes for c in (*self._frames, *_BESIDE))
         self._block_pages = max(1, rows_per_block(self.capacity, row_bytes) // page)
         self._sampler.begin(n_slots)
@@ -218,6 +220,8 @@ class RowReplayBuffer:
 
     def _place(self, actor: int, env: Array) -> Array:
         """The slots of new rows, after forgetting the rows that they replace."""
+        if self._unformed:
+            self._form_all()
         slots, reused, followers = self._streams.place(actor, env)
         if len(reused):
             self._forget(self._streams.slots_of(reused))
@@ -264,14 +268,22 @@ class RowReplayBuffer:
             is_new &= self._streams.back(rows, frames) < self._streams.n_slots
         if not is_new.all():
             rows, spans = rows[is_new], spans[is_new]
-        part = max(1, _PART // self._n)
-        for first in range(0, len(rows), part):
-            self._form(rows[first : first + part], spans[first : first + part])
+        self._unformed.append((rows, spans))
+        if len(self._unformed) > _MOST_UNFORMED:
+            self._form_all()
         if self._n > 1:
             rows = np.unique(rows)
         self._is_ready[rows] = True
         self._ready += len(rows)
         self._sampler.added(rows)
+
+    def _form_all(self) -> None:
+        """Form the transitions that wait: those of several pushes at once, before a batch, or before rows are lost."""
+        rows, spans = (np.concatenate(parts) for parts in zip(*self._unformed, strict=True))
+        self._unformed.clear()
+        part = max(1, _PART // self._n)
+        for first in range(0, len(rows), part):
+            self._form(rows[first : first + part], spans[first : first + part])
 
     def _form(self, rows: Array, spans: Array) -> None:
         """Set the transitions of these rows over (k,) env steps. Of several for the same row, the last one counts."""
@@ -299,6 +311,8 @@ class RowReplayBuffer:
     def batch(self, size: int, into: Batch | None = None) -> Batch:
         if self._ready < size:
             raise ValueError(f"a batch of {size} from {self._ready} rows")
+        if self._unformed:
+            self._form_all()
         reusable = isinstance(into, _PackedBatch) and into.packed.n == 2 * size
         batch = cast("_PackedBatch", into) if reusable else self._empty_batch(size)
         slots, weight = self._sampler.sample(size, self._is_ready, self._n_used, self._ready)
