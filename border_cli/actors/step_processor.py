@@ -22,8 +22,6 @@ from border_cli.core.types import (
 
 _ROOM = 64
 """Rows that there is room for at first. The room grows to what an actor hands over at once."""
-
-
 _OF_FINAL_ROWS = {"final", "episode_return", "episode_length", EPISODE_INFO}
 """Columns that are 0 in all other rows."""
 

@@ -40,9 +40,8 @@ _NUMBERS = (
 )
 _TRANSITION = np.dtype([("reward", np.float32), ("discount", np.float32), ("then", np.int64)])
 """Of a row that can be sampled: Σ γ^k·r, γ^m or 0 if the last env step is terminated, and the slot of row t + m."""
-
-
 _MOST_UNFORMED = 256
+"""Pushes whose transitions may wait, so that a long warm-up does not keep an array of each push."""
 _PART = 2**18
 """Rows that are handled at once, each with the rows of its transition, when a replay is loaded."""
 
@@ -261,13 +260,15 @@ class RowReplayBuffer:
         self._make_ready(rows, np.full(len(rows), n))
 
     def _make_ready(self, rows: Array, spans: Array) -> None:
-        """Form the transitions of rows that are still there, are not ready yet, and have all their frames."""
+        """Let rows be sampled that are still there, are not ready yet, and have all their frames."""
         is_new = (rows < self._streams.n_slots) & ~self._is_ready[rows]
         if self._depth:
             frames = np.minimum(self._beside["step"][rows], self._depth).astype(np.int64)
             is_new &= self._streams.back(rows, frames) < self._streams.n_slots
         if not is_new.all():
             rows, spans = rows[is_new], spans[is_new]
+        if not len(rows):
+            return
         self._unformed.append((rows, spans))
         if len(self._unformed) > _MOST_UNFORMED:
             self._form_all()

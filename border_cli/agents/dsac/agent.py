@@ -28,6 +28,7 @@ from border_cli.agents.params import (
     flat_gradient,
     polyak_,
 )
+from border_cli.agents.sac.loss import SCALARS
 from border_cli.agents.sac.network import EntropyCoefficient, StackedLinear, hidden_layers
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
@@ -179,10 +180,6 @@ class DsacNetworks:
     critics: nn.Module
     critics_target: nn.Module
     alpha: nn.Module | None
-
-
-SCALARS = ("critic_loss", "policy_loss", "q_mean", "target_mean", "entropy_coef", "entropy", "grad_norm")
-"""Scalars that an opt step adds to the statistics; `border_cli.agents.sac.agent` declares their metrics."""
 
 
 class DsacAlgorithm(Algorithm):

@@ -22,19 +22,10 @@ from border_cli.agents.sac.network import (
     TanhBijector,
 )
 from border_cli.core.errors import UsageError
-from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.runtime import seeding
 from border_cli.runtime.tensors import to_device
-
-declare("agent/critic_loss", "", "loss summed over the critics, mean over the interval")
-declare("agent/policy_loss", "reward", "mean loss of the policy")
-declare("agent/q_mean", "reward", "mean value of the actions in the batches")
-declare("agent/target_mean", "reward", "mean TD target")
-declare("agent/entropy_coef", "reward/nat", "entropy coefficient")
-declare("agent/entropy", "nats", "mean of minus the log-probability of the policy's actions")
-declare("agent/grad_norm", "", "mean gradient norm before clipping")
 
 
 def check_spec(config: SacConfig, spec: EnvSpec) -> None:

@@ -27,7 +27,15 @@ from border_cli.agents.params import (
 from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import ActionParameters, EntropyCoefficient, TanhBijector
+from border_cli.core.metrics import declare
 
+declare("agent/critic_loss", "", "loss summed over the critics, mean over the interval")
+declare("agent/policy_loss", "reward", "mean loss of the policy")
+declare("agent/q_mean", "reward", "mean value of the actions in the batches")
+declare("agent/target_mean", "reward", "mean TD target")
+declare("agent/entropy_coef", "reward/nat", "entropy coefficient")
+declare("agent/entropy", "nats", "mean of minus the log-probability of the policy's actions")
+declare("agent/grad_norm", "", "mean gradient norm before clipping")
 SCALARS = ("critic_loss", "policy_loss", "q_mean", "target_mean", "entropy_coef", "entropy", "grad_norm")
 """Scalars that an opt step adds to the statistics. policy_loss and entropy are 0 if it does not change the policy."""
 
