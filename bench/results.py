@@ -38,7 +38,10 @@ _UNLIKE = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "preset")
 """Sections that do not affect learning, or that are part of the name."""
 _GONE = {"prioritized": {"initial_priority": "max"}}
 """Keys of kinds of buffers that no longer exist, with the value that stands for what the buffer does now."""
-_NEW = {"adam_beta1": 0.9, "critic_hidden": [], "norm": "none"}
+_NEW = {
+    **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none"},
+    **{"gru": None, "sequence_length": 40, "burn_in": 20, "priority_max_share": 0.9},
+}
 """Newer keys of agents, with the value that stands for what agents did before."""
 
 

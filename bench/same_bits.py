@@ -52,6 +52,8 @@ AGENTS = {
     "sac": f"agent=sac {PENDULUM} {NO_EVAL}",
     "td3": f"agent=td3 {PENDULUM} {NO_EVAL}",
     "dsac": f"agent=dsac {CARTPOLE} {NO_EVAL}",
+    "r2d2": f"agent=r2d2 {CARTPOLE} {NO_EVAL} agent.sequence_length=8 agent.burn_in=4",
+    "rsac": f"agent=rsac {PENDULUM} {NO_EVAL} agent.sequence_length=8 agent.burn_in=4",
     "crossq": f"agent=crossq {PENDULUM} {NO_EVAL}",
     "tqc": f"agent=tqc {PENDULUM} {NO_EVAL} agent.exploration=state_dependent agent.noise_interval=16",
 }

@@ -58,13 +58,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tqc": {"exploration": "state_dependent"},
     "crossq": {},
     "dsac": {},
+    "r2d2": {"gru": 8},
+    "rsac": {"gru": 8},
 }
+BOXED = ("sac", "td3", "tqc", "crossq", "rsac")
 
 
 def spec_of(name: str, agent: str) -> EnvSpec:
     """The spaces of a case; agents of the actor-critic family get a box of actions."""
     space, stack, categories = OBSERVATIONS[name]
-    action = BOX if agent in ("sac", "td3", "tqc", "crossq") else DISCRETE
+    action = BOX if agent in BOXED else DISCRETE
     return env_spec(space, action, stack, categories)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from gymnasium import spaces
 
 from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.memory import STATE
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.core.types import Batch
+from border_cli.core.types import Batch, SequenceShape
 from border_cli.envs.gym_spaces import env_spec
 from tests.envs import SPACES, START
 
@@ -44,8 +45,15 @@ SIZE = 16
 """Rows of a batch."""
 
 
+SHAPE = SequenceShape(length=3, burn_in=2)
+"""Of the sequences of agents with a memory."""
+
+
 def config_of(agent: str, **settings: Any) -> Any:
-    return replace(AGENTS[agent].config(hidden=[8], batch_size=SIZE), **settings)
+    config = AGENTS[agent].config(hidden=[8], batch_size=SIZE)
+    if getattr(config, "sequences", None) is not None:
+        config = replace(config, sequence_length=SHAPE.length, burn_in=SHAPE.burn_in)
+    return replace(config, **settings)
 
 
 def spec_of(agent: str) -> EnvSpec:
@@ -80,7 +88,33 @@ def batch_of(agent: str, seed: int, n: int = SIZE, weighted: bool = False) -> Ba
     )  # fmt: skip
     if weighted:
         batch.weight = rng.random(n).astype(np.float32)
-    return batch
+    return (
+        batch
+        if getattr(config_of(agent), "sequences", None) is None
+        else sequences_of(batch, config_of(agent), rng)
+    )
+
+
+def sequences_of(rows: Batch, config: Any, rng: np.random.Generator) -> Batch:
+    """Sequences of one-step transitions. Every fourth one begins an episode, and every third one ends after two rows."""
+    n, length = len(rows.reward), SHAPE.length
+    end = np.where(np.arange(n) % 3 == 0, 2, length)[:, None]
+    parts = [observations(int(seed), n) for seed in rng.integers(0, 2**31, SHAPE.burn_in + length + 1)]
+    place = np.arange(length)
+
+    def repeated(row: Array) -> Array:
+        return np.stack([row] * length, axis=1)
+
+    return Batch(
+        {name: np.stack([part[name] for part in parts], axis=1) for name in rows.obs},
+        *map(repeated, (rows.action, rows.reward, rows.discount, rows.terminated)), {}, rows.ix, rows.weight,
+        {
+            STATE: rng.normal(size=(n, 2, config.gru)).astype(np.float32),
+            "has_burn_in": np.arange(n) % 4 > 0,
+            "is_valid": place < end,
+            "next": np.minimum(place + 1, end),
+        },
+    )  # fmt: skip
 
 
 class OneBatchBuffer:

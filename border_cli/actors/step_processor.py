@@ -99,7 +99,8 @@ class RowProcessor:
         for name, values in columns.items():
             rows[name][first:end] = values
         rows["env"][first:end] = env
-        rows["step"][first:end] = np.minimum(self._length[env_ix], MAX_STEP)
+        step = self._length[env_ix]
+        rows["step"][first:end] = step | (step > MAX_STEP) << 15  # the lowest 16 bits; see MAX_STEP
         self.n_rows = end
 
     def _end(self, env_ix: Array, infos: Array | None = None, *, reported: bool = True) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.config import NetworkConfig
+from border_cli.agents.memory import STATE, Memory
 from border_cli.agents.nets import Encoder
 from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
 from border_cli.core.errors import IncompatibleStateError, UsageError
@@ -69,9 +70,15 @@ class NetworkPolicy(ABC):
         self._seed = seed
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True
+        self._memory: Memory | None = None  # set by a policy with a recurrent network
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
-        return self._explore(obs, env_steps, env_ix) if self._exploring else self._exploit(obs)
+        if self._memory is None:
+            return self._explore(obs, env_steps, env_ix) if self._exploring else self._exploit(obs)
+        self._memory.select(env_ix or range(len(next(iter(obs.values())))))
+        action = self._explore(obs, env_steps, env_ix) if self._exploring else self._exploit(obs)
+        self._memory.keep()
+        return action
 
     @abstractmethod
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
@@ -86,16 +93,26 @@ class NetworkPolicy(ABC):
         """The network that it acts with."""
         return self._network
 
-    def decide(self, obs: dict[str, Tensor]) -> Tensor:
-        """The greedy action of each row as a function of tensors, for exports: {name: (B, ...)} as stored → (B, ...)."""
+    def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The greedy action of each row as a function of tensors, for exports: {name: (B, ...)} as stored → (B, ...).
+
+        state: (B, units) of the memory of a recurrent network. Its state after the time step is returned too.
+        """
         raise NotImplementedError
 
-    def extras(self) -> dict[str, Array]:
-        """Nothing, unless a subclass adds columns to the rows."""
-        return {}
+    @property
+    def memory_units(self) -> int | None:
+        """Units of the memory; None without one."""
+        return None if self._memory is None else self._memory.units
 
-    def begin_episode(self, env_ix: int) -> None:  # noqa: B027
-        """Nothing to reset, unless a subclass carries state over an episode."""
+    def extras(self) -> dict[str, Array]:
+        """The states of the memory before the observations, if there is one; a subclass may add columns."""
+        return {} if self._memory is None else {STATE: self._memory.before}
+
+    def begin_episode(self, env_ix: int) -> None:
+        """Forget what is remembered of an environment."""
+        if self._memory is not None:
+            self._memory.begin_episode(env_ix)
 
     def train(self) -> None:
         self._exploring = True
@@ -128,9 +145,15 @@ class NetworkPolicy(ABC):
         self.version = info.version
 
     def generator_state(self) -> dict[str, Any]:
-        return dict(self._rng.bit_generator.state)
+        memory = {} if self._memory is None else {"memory": self._memory.state()}
+        return dict(self._rng.bit_generator.state) | memory
 
     def load_generator_state(self, state: dict[str, Any]) -> None:
+        if self._memory is not None:
+            kinds = dict.fromkeys(self.generator_state())
+            check_like(State({}, {"policy": state}), State({}, {"policy": kinds}), "the generators")
+            self._memory.load_state(state["memory"])
+            state = {name: value for name, value in state.items() if name != "memory"}
         seeding.restore(self._rng, state)
 
 
@@ -272,8 +295,11 @@ def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch) -> None:
     A batch with a number that is not finite changes nothing. Nothing is read back from the device.
     """
     acting, *others = encoders
-    before, after = acting.statistics(), acting.updated_statistics(batch.obs)
-    numbers = [batch.reward, *(batch.next_obs[name] for name in acting.normalized), *after]
+    obs, next_obs = batch.obs, batch.next_obs
+    if not next_obs:  # sequences: all their observations
+        obs = next_obs = {name: rows.flatten(0, 1) for name, rows in obs.items()}
+    before, after = acting.statistics(), acting.updated_statistics(obs)
+    numbers = [batch.reward, *(next_obs[name] for name in acting.normalized), *after]
     total = torch.stack([part.sum().float() for part in numbers]).sum()
     is_finite = total - total == 0.0  # half of the time of isfinite
     for old, new in zip(before, after, strict=True):

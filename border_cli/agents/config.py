@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from border_cli.config.schema import AgentConfig, option
 from border_cli.core.errors import UsageError
+from border_cli.core.types import SequenceShape
 
 
 @dataclass
@@ -111,3 +112,53 @@ class NetworkConfig(AgentConfig):
         """With defaults in place of the values that an opt step does not read."""
         defaults = {field.name: field.default for field in fields(self) if field.name in self.not_in_opt_step}
         return replace(self, **defaults)  # type: ignore[arg-type]
+
+
+@dataclass
+class MemoryConfig(NetworkConfig):
+    """An agent whose networks may have a memory, for environments that do not show everything at once."""
+
+    only_with: ClassVar[dict[str, str]] = NetworkConfig.only_with | {
+        "agent.gru!=null": "sequence_length burn_in priority_max_share"
+    }
+
+    gru: int | None = option(
+        None,
+        "units of a GRU before the last hidden layers, the memory of an agent that does not see everything at once; a "
+        "batch then has batch_size sequences; null: no memory",
+        unit="units",
+        ge=1,
+    )
+    sequence_length: int = option(
+        40, "gru: env steps of a sequence, through which the gradient goes", unit="env steps", ge=1, le=1024
+    )
+    burn_in: int = option(
+        20,
+        "gru: env steps before a sequence that only bring the memory up to date; at most sequence_length",
+        unit="env steps",
+        ge=0,
+    )
+    priority_max_share: float = option(
+        0.9,
+        "gru, prioritised replay: a sequence's error is this share of its largest, plus the rest of its mean error",
+        unit="share",
+        ge=0.0,
+        le=1.0,
+    )
+
+    @property
+    def sequences(self) -> SequenceShape | None:
+        """What a sampled sequence consists of; None where single rows are sampled."""
+        return None if self.gru is None else SequenceShape(self.sequence_length, self.burn_in)
+
+    def validate(self) -> None:
+        super().validate()
+        if self.gru is not None and self.burn_in > self.sequence_length:
+            raise UsageError(
+                f"agent.burn_in={self.burn_in} is more than agent.sequence_length={self.sequence_length}",
+                allowed="burn_in up to sequence_length",
+            )
+
+    def resolve(self, opt_steps: int | None, may_switch: bool) -> MemoryConfig:
+        """`compile=auto` does not compile a GRU, which is unrolled over all env steps: that takes the compiler minutes."""
+        return cast(MemoryConfig, super().resolve(opt_steps, may_switch and self.gru is None))

@@ -58,10 +58,12 @@ AGENTS: dict[str, Entry] = {
     "qrdqn": _agent("dqn", "QrDqnConfig"),
     "iqn": _agent("dqn", "IqnConfig"),
     "rainbow": _agent("dqn", "RainbowConfig"),
+    "r2d2": _agent("dqn", "R2d2Config"),
     "sac": _agent("sac", "SacConfig"),
     "td3": _agent("sac", "Td3Config"),
     "tqc": _agent("sac", "TqcConfig"),
     "crossq": _agent("sac", "CrossqConfig"),
+    "rsac": _agent("sac", "RsacConfig"),
     "dsac": _agent("dsac", "DsacConfig"),
 }
 BUFFERS: dict[str, Entry] = {

@@ -23,6 +23,7 @@ from border_cli.config.resolve import (
 )
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import UsageError
+from border_cli.core.types import SequenceShape
 
 
 def validate(config: TrainConfig) -> None:
@@ -109,9 +110,13 @@ def least_capacity(config: TrainConfig) -> int:
     """Rows of a replay that can always offer a batch, however short the episodes are.
 
     Every second row is a final observation where each episode is one env step long. In each stream n_step rows wait
-    for their next observation, and the oldest row may be a final observation whose transition is overwritten.
+    for their next observation, and the oldest row may be a final observation whose transition is overwritten. With long
+    episodes, a batch of sequences needs all rows of each, and up to one sequence per stream is not whole.
     """
-    return 2 * config.agent.batch_size + streams(config) * (config.buffer.n_step + 1)
+    shape: SequenceShape | None = getattr(config.agent, "sequences", None)
+    length = max(2, 0 if shape is None else shape.length)
+    waiting = config.buffer.n_step + (1 if shape is None else length + shape.burn_in)
+    return length * config.agent.batch_size + streams(config) * waiting
 
 
 def _environment(config: TrainConfig) -> None:

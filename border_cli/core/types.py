@@ -62,6 +62,7 @@ def stack_depth(spec: EnvSpec) -> int:
 
 
 MAX_STEP = 2**16 - 1
+"""Largest number of a row in its episode; after it comes 2^15 again. So a row behind n others has at least the number n."""
 EPISODE_INFO = "episode_info"
 AFTER_TRAINING = 2**62
 """Env steps at which every exploration schedule has reached its end."""
@@ -196,6 +197,14 @@ class Batch:
     ix: Array
     weight: Array | None = None
     extra: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SequenceShape:
+    """Rows per sequence: those to learn from, and those before them, with which a memory is brought up to date."""
+
+    length: int
+    burn_in: int
 
 
 @dataclass(frozen=True)

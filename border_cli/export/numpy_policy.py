@@ -36,6 +36,14 @@ class Policy:
         self.inputs = description["inputs"]
         self._description = description
         self._arrays = arrays
+        self._states: dict[int, Any] = {}  # of the memory of a recurrent network, by row of the batch
+
+    def begin_episode(self, row: int = 0) -> None:
+        """Forget what a recurrent network remembers of the environment whose observations are this row of the batches.
+
+        Call it after each reset. Without a memory it does nothing.
+        """
+        self._states.pop(row, None)
 
     def __call__(self, observation: Any, action_mask: Any = None) -> Any:
         """The action for an observation, or the actions for a batch, as the environment takes them.
@@ -93,6 +101,8 @@ class Policy:
         d = self._description
         x = np.concatenate([self._encoded(part, obs[part["name"]]) for part in d["encoder"]], axis=1)
         x = self._feed("trunk", x, relu_at_end=True)
+        if "gru/weight_x" in self._arrays:
+            x = self._feed("hidden", self._remembered(x), relu_at_end=True)
         if d["kind"] == "action":
             return self._feed("out", x)[:, : d["action_size"]].clip(*d["clip"])
         if d["levels"]:
@@ -107,6 +117,20 @@ class Policy:
         if "value/0/weight" in self._arrays:  # dueling: Q = V + A - mean of A
             out = self._feed("value", x)[..., None, :] + out - out.mean(-2, keepdims=True)
         return out[..., 0].swapaxes(1, 2) if d["levels"] else out
+
+    def _remembered(self, x: Any) -> Any:
+        """(B, n_in) → (B, units), the states of the memory, a GRU, after this time step; zeros before the first."""
+        of_x, of_state, bias_x, bias_state = (
+            self._arrays[f"gru/{name}"] for name in ("weight_x", "weight_h", "bias_x", "bias_h")
+        )
+        units = len(of_state)
+        state = np.stack([self._states.get(i, np.zeros(units, np.float32)) for i in range(len(x))])
+        a, b = x @ of_x + bias_x, state @ of_state + bias_state
+        gates = 1.0 / (1.0 + np.exp(-(a + b)[:, : 2 * units]))
+        new = np.tanh(a[:, 2 * units :] + gates[:, :units] * b[:, 2 * units :])
+        state = new + gates[:, units:] * (state - new)
+        self._states.update(enumerate(state))
+        return state
 
     def _feed(self, name: str, x: Any, relu_at_end: bool = False) -> Any:
         i = 0

@@ -17,6 +17,7 @@ from border_cli.agents.agent import NetworkPolicy
 from border_cli.agents.dqn.agent import DqnPolicy
 from border_cli.agents.dqn.network import QNetwork
 from border_cli.agents.dsac.agent import DsacNetwork, DsacPolicy
+from border_cli.agents.memory import STATE, Gru, gru_weights
 from border_cli.agents.nets import Convolutions, Encoder, Normalizer, one_hot_scale, scaled_span
 from border_cli.agents.sac.agent import SacPolicy
 from border_cli.agents.sac.network import MEAN_RANGE, PolicyNetwork, TanhBijector
@@ -47,14 +48,24 @@ class ExportedPolicy(nn.Module):
         self._leaves = spec.obs.leaves
         self._action = spec.action
         self._bounds = [torch.from_numpy(bound) for bound in inner_bounds(spec.action)]
+        self.units = policy.memory_units
 
-    def forward(self, *parts: Tensor) -> Tensor:
-        """(B, ...) for each leaf of the observation, as the environment gives it → (B, ...) actions as it takes them."""
-        obs = {leaf.name: part for leaf, part in zip(self._leaves, parts, strict=True)}
+    def forward(self, *parts: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """(B, ...) for each leaf of the observation, as the environment gives it → (B, ...) actions as it takes them.
+
+        With a memory, the last part is its state (B, units), zeros when an episode begins; the state after the time step
+        is returned too.
+        """
+        state = None if self.units is None else parts[-1]
+        obs = {leaf.name: part for leaf, part in zip(self._leaves, parts, strict=state is None)}
         for leaf in self._leaves:
             if leaf.start:
                 obs[leaf.name] = obs[leaf.name] - torch.tensor(leaf.start).reshape(leaf.shape)
-        decided = self._policy.decide(obs)
+        decided, after = self._policy.decide(obs, state)
+        action = self._as_taken(decided)
+        return action if after is None else (action, after)
+
+    def _as_taken(self, decided: Tensor) -> Tensor:
         dtype = getattr(torch, self._action.dtype)
         if self._action.kind == "discrete":
             return (decided + self._action.start).to(dtype)
@@ -97,7 +108,7 @@ def write_policy(
     else:
         _write_numpy(policy, spec, folder, mask_in_info)
     epsilon = policy.eval_epsilon if isinstance(policy, DqnPolicy) else 0.0
-    page = _readme(spec, format, title, epsilon, mask_in_info)
+    page = _readme(spec, format, title, epsilon, mask_in_info, module.units)
     (folder / "README.md").write_text(page, encoding="utf-8")
     return [folder / name for name in (*names[format], "README.md")]
 
@@ -111,6 +122,10 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
     for leaf in spec.obs.leaves:
         value = torch.full((2, *leaf.shape), int(leaf.name == spec.mask), dtype=getattr(torch, leaf.dtype))
         example.append(value + torch.tensor(leaf.start).reshape(leaf.shape) if leaf.start else value)
+    outputs = ["action"]
+    if module.units is not None:
+        names, outputs = [*names, STATE], [*outputs, f"{STATE}_next"]
+        example.append(torch.zeros(2, module.units))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the other exporter needs a package more, and writes two files
         torch.onnx.export(
@@ -118,8 +133,8 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
             tuple(example),
             str(path),
             input_names=names,
-            output_names=["action"],
-            dynamic_axes={name: {0: "batch"} for name in (*names, "action")},
+            output_names=outputs,
+            dynamic_axes={name: {0: "batch"} for name in (*names, *outputs)},
             opset_version=OPSET,
             dynamo=False,
         )
@@ -155,6 +170,7 @@ def _described_values(policy: DqnPolicy, arrays: dict[str, Array]) -> dict[str, 
         _add_layers(arrays, name, layers)
     if network.is_implicit:
         _add_layers(arrays, "levels", [network.levels])
+    _add_memory(arrays, network.gru)
     is_categorical = policy.is_categorical
     if is_categorical:
         arrays["atoms"] = policy.atoms
@@ -183,7 +199,9 @@ def _described_logits(policy: DsacPolicy, arrays: dict[str, Array]) -> dict[str,
 
 def _described_actions(policy: SacPolicy, spec: EnvSpec, arrays: dict[str, Array]) -> dict[str, Any]:
     network = cast(PolicyNetwork, policy.network)
-    _add_layers(arrays, "trunk", list(network.layers), list(network.norms))
+    is_after_memory = network.gru is not None
+    _add_layers(arrays, "hidden" if is_after_memory else "trunk", list(network.layers), list(network.norms))
+    _add_memory(arrays, network.gru)
     _add_layers(arrays, "out", [network.out], list(network.norms)[-1:])
     middle, half_range = TanhBijector(spec.action).arrays
     low, high = inner_bounds(spec.action)
@@ -212,6 +230,12 @@ def _add_layers(arrays: dict[str, Array], name: str, layers: Any, norms: Any = (
             scale, shift = norms[i].affine()
             weight, bias = scale[:, None] * weight, shift @ weight + bias
         arrays[f"{name}/{i}/weight"], arrays[f"{name}/{i}/bias"] = weight, bias
+
+
+def _add_memory(arrays: dict[str, Array], gru: Gru | None) -> None:
+    if gru is not None:
+        names = ("weight_x", "weight_h", "bias_x", "bias_h")
+        arrays |= {f"{STATE}/{name}": a.copy() for name, a in zip(names, gru_weights(gru), strict=True)}
 
 
 def _described_encoder(encoder: Encoder, arrays: dict[str, Array]) -> list[dict[str, Any]]:
@@ -258,14 +282,14 @@ _USE = {
     "onnx": """\
     import onnxruntime
     session = onnxruntime.InferenceSession("policy.onnx")
-    (actions,) = session.run(None, {{{inputs}}})
+    {memory}{outputs} = session.run(None, {{{inputs}}})
 
 Each input is a batch of B values, of the part of an observation that it is named after:
 """,
     "numpy": """\
     from policy import load          # policy.py needs numpy alone
     policy = load()                  # policy.json and policy.npz beside it
-    action = policy(observation{mask})
+    {memory}action = policy(observation{mask})
 
 The policy takes an observation as the environment gives it, and returns the action. It also takes a batch, with one more
 dimension in front of each array, and returns a batch of actions. The parts of an observation:
@@ -273,10 +297,21 @@ dimension in front of each array, and returns a batch of actions. The parts of a
 }
 
 
-def _readme(spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info: bool) -> str:
+_ZEROS = f"{STATE} = numpy.zeros((B, {{}}), numpy.float32)  # when the B episodes begin\n    "
+_BEGIN = "policy.begin_episode()           # after each reset: the network has a memory\n    "
+
+
+def _readme(
+    spec: EnvSpec, format: str, title: str, epsilon: float, mask_in_info: bool, units: int | None
+) -> str:
     batch, leaves = ("B",) if format == "onnx" else (), spec.obs.leaves
     inputs = ", ".join(f'"{leaf.name}": {leaf.name.replace(".", "_")}' for leaf in leaves)
-    use = _USE[format].format(inputs=inputs, mask=', action_mask=info["action_mask"]' if mask_in_info else "")
+    memory, outputs = "", "(actions,)"
+    if units is not None:
+        memory = _BEGIN if format == "numpy" else _ZEROS.format(units)
+        inputs, outputs = f'{inputs}, "{STATE}": {STATE}', f"actions, {STATE}"
+    mask = ', action_mask=info["action_mask"]' if mask_in_info else ""
+    use = _USE[format].format(inputs=inputs, mask=mask, memory=memory, outputs=outputs)
     lines = [f"# {title}", "", "A trained policy, with the preprocessing of its observations.", "", use]
     lines += ["| input | shape | dtype | what it is |", "| --- | --- | --- | --- |"]
     for leaf in leaves:

@@ -17,9 +17,9 @@ import numpy as np
 
 from border_cli.config.schema import BufferConfig
 from border_cli.core.errors import IncompatibleStateError
-from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import Block, State, check_like
-from border_cli.core.types import Batch, Column, Items, obs_columns, stack_depth
+from border_cli.core.types import Batch, Column, Items, SequenceShape, obs_columns, stack_depth
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.samplers import PrioritizedSampler, ReplaySampler, UniformSampler
 from border_cli.replay.storage import MakeRows, PackedRows, Rows, Stacks, row_layout
@@ -62,11 +62,12 @@ def make_buffer(
     returns: Returns = Returns(),
     n_streams: int = 1,
     device: str = "cpu",
+    sequences: SequenceShape | None = None,
 ) -> RowReplayBuffer:
     """The buffer of a configuration.
 
     seed: the run's · extra: columns that the agent adds to rows · n_streams: environments of all actors · device: where
-    the rows are, if `config.device` says so.
+    the rows are, if `config.device` says so · sequences: the buffer samples sequences.
     """
     rng = generator(seed, REPLAY)
     sampler = (
@@ -79,13 +80,20 @@ def make_buffer(
         from border_cli.replay.device import DeviceRows
 
         make_rows = functools.partial(DeviceRows, device=torch.device(device))
-    return RowReplayBuffer(
-        config.capacity, spec, sampler, config.n_step, extra, returns, n_streams, make_rows
+    kind: type[RowReplayBuffer] = RowReplayBuffer
+    if sequences is not None:
+        from border_cli.replay.sequences import SequenceReplayBuffer as kind
+    return kind(
+        config.capacity, spec, sampler, config.n_step, extra, returns, n_streams, make_rows, sequences
     )
 
 
 def buffer_bytes(
-    config: BufferConfig, spec: EnvSpec, extra: tuple[Column, ...] = (), n_streams: int = 1
+    config: BufferConfig,
+    spec: EnvSpec,
+    extra: tuple[Column, ...] = (),
+    n_streams: int = 1,
+    sequences: SequenceShape | None = None,
 ) -> int:
     """Bytes of memory that the buffer takes once it is full."""
     packed, frames = _columns(spec, extra)
@@ -93,7 +101,7 @@ def buffer_bytes(
     slot += _TRANSITION.itemsize + 1  # and whether it can be sampled
     trees = (1 + (config.normalizer == "all")) if isinstance(config, PrioritizedConfig) else 0
     tree_bytes = 8 * 16 / 15  # per leaf, float64, with the nodes above the leaves
-    page = page_size(config.capacity, n_streams, _reach(spec, config.n_step))
+    page = page_size(config.capacity, n_streams, _reach(spec, config.n_step, sequences))
     return round(pages_for(config.capacity, n_streams, page) * page * (slot + trees * tree_bytes))
 
 
@@ -105,9 +113,11 @@ def _columns(spec: EnvSpec, extra: tuple[Column, ...]) -> tuple[list[Column], li
     return [*packed, action, *extra], [column for column, leaf in leaves if leaf.stack > 1]
 
 
-def _reach(spec: EnvSpec, n_step: int) -> int:
+def _reach(spec: EnvSpec, n_step: int, sequences: SequenceShape | None) -> int:
     """How many rows the arithmetic goes ahead or back at once."""
-    return max(n_step, stack_depth(spec))
+    if sequences is None:
+        return max(n_step, stack_depth(spec))
+    return max(sequences.length + n_step, sequences.burn_in + stack_depth(spec))
 
 
 def rows_per_block(capacity: int, row_bytes: int) -> int:
@@ -120,7 +130,7 @@ def rows_per_block(capacity: int, row_bytes: int) -> int:
 
 
 @dataclass(kw_only=True)
-class _PackedBatch(Batch):
+class PackedBatch(Batch):
     """A batch whose arrays are views of whole rows.
 
     packed: the sampled rows, then the rows of their next observations · numbers: reward, discount and `terminated` ·
@@ -154,6 +164,7 @@ class RowReplayBuffer:
         returns: Returns = Returns(),
         n_streams: int = 1,
         make_rows: MakeRows = PackedRows,
+        sequences: SequenceShape | None = None,
     ) -> None:
         self.capacity = capacity
         self._n, self._clip = n_step, returns.clip
@@ -170,7 +181,8 @@ class RowReplayBuffer:
         is_within = np.arange(n_step) < np.arange(n_step + 1)[:, None]
         self._offsets = np.arange(n_step + 1)
         self._weights = np.where(is_within, self._discounts[:-1], np.float32(0.0))
-        self._reach, self._n_streams = _reach(spec, n_step), n_streams
+        self._sequences = sequences
+        self._reach, self._n_streams = _reach(spec, n_step, sequences), n_streams
         page = page_size(capacity, n_streams, self._reach)
         self._allocate(pages_for(capacity, n_streams, page), page)
 
@@ -183,7 +195,9 @@ class RowReplayBuffer:
         # Each array has a page more, for the slots of "none".
         self._beside = {c.name: np.zeros(n_slots + page, c.dtype) for c in _BESIDE}
         self._transitions = np.zeros(n_slots, _TRANSITION)
-        self._is_ready = np.zeros(n_slots + page, bool)  # whether a row can be sampled
+        self._is_complete = np.zeros(n_slots + page, bool)  # whether the transition of a row is known
+        self._is_ready = self._is_complete  # whether a row can be sampled; the same here
+        self._batch_rows = 2  # of each slot that is sampled: its own row and the next
         self._ready = 0  # how many can
         self._unformed: list[tuple[Array, Array]] = []  # rows whose transitions are complete, and their spans
         row_bytes = row_layout(self._packed).itemsize + sum(c.row_bytes for c in (*self._frames, *_BESIDE))
@@ -232,19 +246,19 @@ class RowReplayBuffer:
 
     def _forget(self, slots: Array) -> None:
         """These rows cannot be sampled any more."""
-        slots = slots[self._is_ready[slots]]
-        self._is_ready[slots] = False
-        self._ready -= len(slots)
-        self._sampler.removed(slots)
+        ready = slots[self._is_ready[slots]]
+        self._is_complete[slots] = self._is_ready[slots] = False
+        self._ready -= len(ready)
+        self._sampler.removed(ready)
 
     def _complete(self, slots: Array) -> None:
-        """Make the rows ready whose transitions are complete with these new rows, in any order.
+        """Let rows be sampled whose transitions are complete with these new rows, in any order.
 
         Such a transition leads to a new row. It spans n env steps, or fewer to the end of an episode: a final observation,
         or the row after a terminated one, which follows where a lost life counts as terminated.
         """
         n, back, step = self._n, self._streams.back, self._beside["step"][slots]
-        before = back(slots, 1)
+        before, complete = back(slots, 1), list[Array]()
         if n > 1:
             is_end = self._beside["final"][slots] | self._beside["terminated"][before]
             ends = slots[is_end]
@@ -254,29 +268,37 @@ class RowReplayBuffer:
                 spans = np.arange(min(nearest + part, n + 1) - 1, nearest - 1, -1)[:, None]
                 in_episode = step[is_end] >= spans
                 rows = back(ends, spans)[in_episode]
-                self._make_ready(rows, spans.repeat(len(ends), 1)[in_episode])
+                complete.append(self._made_complete(rows, spans.repeat(len(ends), 1)[in_episode]))
             before = back(slots, n)
         rows = before[step >= n]
-        self._make_ready(rows, np.full(len(rows), n))
+        complete.append(self._made_complete(rows, np.full(len(rows), n)))
+        rows = complete[0] if len(complete) == 1 else np.concatenate(complete)
+        ready = self._newly_ready(rows, slots)
+        if len(ready):
+            self._is_ready[ready] = True
+            self._ready += len(ready)
+            self._sampler.added(ready)
 
-    def _make_ready(self, rows: Array, spans: Array) -> None:
-        """Let rows be sampled that are still there, are not ready yet, and have all their frames."""
-        is_new = (rows < self._streams.n_slots) & ~self._is_ready[rows]
+    def _made_complete(self, rows: Array, spans: Array) -> Array:
+        """Complete the rows that are still there, are not complete yet, and have all their frames. Returns them."""
+        is_new = (rows < self._streams.n_slots) & ~self._is_complete[rows]
         if self._depth:
             frames = np.minimum(self._beside["step"][rows], self._depth).astype(np.int64)
             is_new &= self._streams.back(rows, frames) < self._streams.n_slots
         if not is_new.all():
             rows, spans = rows[is_new], spans[is_new]
-        if not len(rows):
-            return
-        self._unformed.append((rows, spans))
-        if len(self._unformed) > _MOST_UNFORMED:
-            self._form_all()
-        if self._n > 1:
-            rows = np.unique(rows)
-        self._is_ready[rows] = True
-        self._ready += len(rows)
-        self._sampler.added(rows)
+        if len(rows):
+            self._unformed.append((rows, spans))
+            if len(self._unformed) > _MOST_UNFORMED:
+                self._form_all()
+            if self._n > 1:
+                rows = np.unique(rows)
+            self._is_complete[rows] = True
+        return rows
+
+    def _newly_ready(self, rows: Array, slots: Array) -> Array:
+        """Which rows can be sampled after `rows` were completed by the new rows `slots`: the same ones."""
+        return rows
 
     def _form_all(self) -> None:
         """Form the transitions that wait: those of several pushes at once, before a batch, or before rows are lost."""
@@ -310,29 +332,36 @@ class RowReplayBuffer:
     # -- sampling -------------------------------------------------------
 
     def batch(self, size: int, into: Batch | None = None) -> Batch:
-        if self._ready < size:
-            raise ValueError(f"a batch of {size} from {self._ready} rows")
-        if self._unformed:
-            self._form_all()
-        reusable = isinstance(into, _PackedBatch) and into.packed.n == 2 * size
-        batch = cast("_PackedBatch", into) if reusable else self._empty_batch(size)
-        slots, weight = self._sampler.sample(size, self._is_ready, self._n_used, self._ready)
-        if batch.weight is None or weight is None:
-            batch.weight = weight
-        else:
-            batch.weight[...] = weight  # in place like all other arrays, whose memory tensors share
+        slots, batch = self._draw(size, into)
         transitions = self._transitions.take(slots)
         discount = transitions["discount"]
         batch.numbers.write(
             slice(None),
             {"reward": transitions["reward"], "discount": discount, "terminated": discount == 0.0},
         )
-        both = np.concatenate((slots, transitions["then"]))
-        self._data.take(both, batch.packed)
-        if self._stacks is not None:
-            self._stacks.take(self._frames_of(both), batch.stacks)
-        batch.ix = slots
+        self._take(np.concatenate((slots, transitions["then"])), batch)
         return batch
+
+    def _draw(self, size: int, into: Batch | None) -> tuple[Array, PackedBatch]:
+        """(size,) sampled slots, and a batch that has only them and their weights yet: `into` if possible."""
+        if self._ready < size:
+            raise ValueError(f"a batch of {size} from {self._ready} rows")
+        if self._unformed:
+            self._form_all()
+        reusable = isinstance(into, PackedBatch) and into.packed.n == self._batch_rows * size
+        batch = cast(PackedBatch, into) if reusable else self._empty_batch(size)
+        batch.ix, weight = self._sampler.sample(size, self._is_ready, self._n_used, self._ready)
+        if batch.weight is None or weight is None:
+            batch.weight = weight
+        else:
+            batch.weight[...] = weight  # in place like all other arrays, whose memory tensors share
+        return batch.ix, batch
+
+    def _take(self, slots: Array, batch: PackedBatch) -> None:
+        """Copy the packed columns of these slots, and stacks of their frames."""
+        self._data.take(slots, batch.packed)
+        if self._stacks is not None:
+            self._stacks.take(self._frames_of(slots), batch.stacks)
 
     @property
     def _n_used(self) -> int:
@@ -345,11 +374,10 @@ class RowReplayBuffer:
         back = np.minimum(np.arange(self._depth, -1, -1), step[:, None])
         return self._streams.back(slots[:, None], back)
 
-    def _empty_batch(self, size: int) -> _PackedBatch:
-        packed, numbers = self._make_rows(self._packed, 2 * size), self._make_rows(_NUMBERS, size)
-        stacks, stacked = ({}, {}) if self._stacks is None else self._stacks.empty(2 * size)
-        obs = {name: packed.columns[name] for name in self._plain_obs} | stacked
-        return _PackedBatch(
+    def _empty_batch(self, size: int) -> PackedBatch:
+        obs, packed, stacks = self._empty_rows(2 * size)
+        numbers = self._make_rows(_NUMBERS, size)
+        return PackedBatch(
             obs={name: rows[:size] for name, rows in obs.items()},
             next_obs={name: rows[size:] for name, rows in obs.items()},
             action=packed.columns["action"][:size],
@@ -360,6 +388,12 @@ class RowReplayBuffer:
             numbers=numbers,
             stacks=stacks,
         )
+
+    def _empty_rows(self, n: int) -> tuple[Obs, Rows, dict[str, Rows]]:
+        """Memory of a batch for n rows: (n, ...) observations, which are views of the packed columns and the stacks."""
+        packed = self._make_rows(self._packed, n)
+        stacks, stacked = ({}, {}) if self._stacks is None else self._stacks.empty(n)
+        return {name: packed.columns[name] for name in self._plain_obs} | stacked, packed, stacks
 
     def update_priority(self, ix: Array, td_error: Array) -> None:
         if len(ix) != len(td_error):

@@ -28,7 +28,7 @@ from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer, StepProcessor
 from border_cli.core.spaces import EnvSpec
-from border_cli.core.types import Column, ModelInfo, item_columns
+from border_cli.core.types import Column, ModelInfo, SequenceShape, item_columns
 from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
 from border_cli.envs.try_env import try_env
 from border_cli.replay.buffer import Returns
@@ -180,20 +180,32 @@ def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
     returns = Returns(config.agent.gamma, config.agent.reward_clip)
     where = {"device": config.device} if config.buffer.device == "cuda" else {}
     buffer: ReplayBuffer = module.make_buffer(
-        config.buffer, spec, config.seed, extra, returns, streams(config), **where
+        config.buffer, spec, config.seed, extra, returns, streams(config), **where, **_sequences(config)
     )
     return buffer
 
 
-def has_rows_on_gpu(config: TrainConfig) -> bool:
-    """Whether the kind of buffer knows `buffer.device=cuda`."""
-    return "device" in inspect.signature(BUFFERS[config.buffer.type].load().make_buffer).parameters
+def _sequences(config: TrainConfig) -> dict[str, SequenceShape]:
+    """The argument of the functions of a buffer that has them sample sequences, for an agent with a memory."""
+    shape = getattr(config.agent, "sequences", None)
+    if shape is not None and not buffer_knows("sequences", config):
+        raise UsageError(
+            f"buffer={config.buffer.type} has no sequences, which agent={config.agent.type} learns from",
+            allowed="buffer=uniform or buffer=prioritized",
+        )
+    return {} if shape is None else {"sequences": shape}
+
+
+def buffer_knows(argument: str, config: TrainConfig) -> bool:
+    """Whether the kind of buffer knows an argument: `device` for buffer.device=cuda, `sequences` for agents with memory."""
+    return argument in inspect.signature(BUFFERS[config.buffer.type].load().make_buffer).parameters
 
 
 def buffer_bytes(config: TrainConfig, spec: EnvSpec) -> int:
     """Bytes of the replay once it is full."""
     module = BUFFERS[config.buffer.type].load()
-    return int(module.buffer_bytes(config.buffer, spec, extra_columns(config, spec), streams(config)))
+    extra = extra_columns(config, spec)
+    return int(module.buffer_bytes(config.buffer, spec, extra, streams(config), **_sequences(config)))
 
 
 def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:

@@ -116,10 +116,10 @@ class LoadedModel:
             raise ValueError(f"the model of this agent has no {method.replace('_', ' ')}")
         stacks = dict(self._stacks)  # an observation that is only looked at is not part of the episode
         try:
-            batch, is_batch, _ = self._encode(obs, action_mask, None)
+            batch, is_batch, envs = self._encode(obs, action_mask, None)
         finally:
             self._stacks = stacks
-        estimates: Array = getattr(self._policy, method)(batch)
+        estimates: Array = getattr(self._policy, method)(batch, env_ix=envs)
         return estimates if is_batch else estimates[0]
 
     def _encode(

@@ -228,7 +228,7 @@ def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:
     wanted = config.buffer.device
     if wanted == "cpu" or not config.device.startswith("cuda"):
         return False
-    if not factories.has_rows_on_gpu(config):
+    if not factories.buffer_knows("device", config):
         if wanted == "cuda":
             raise UsageError(
                 f"buffer.device=cuda: buffer={config.buffer.type} has its rows in the main memory",

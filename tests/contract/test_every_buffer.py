@@ -1,4 +1,7 @@
-"""Contract tests of every buffer, with and without frame stacks, compared with a buffer of complete transitions."""
+"""Contract tests of every buffer, with and without frame stacks, of rows and of sequences.
+
+They are compared with a buffer of complete transitions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from hypothesis import strategies as st
 from border_cli.actors.step_processor import RowProcessor
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.state import Block, State
-from border_cli.core.types import Batch, Step, concat_items
+from border_cli.core.types import Batch, SequenceShape, Step, concat_items
 from border_cli.replay.buffer import Returns, RowReplayBuffer
 from border_cli.replay.streams import page_size
 from tests.fakes import processed
@@ -29,6 +32,8 @@ GAMMA = 0.5
 SIZE = 8
 N_STREAMS = 4
 STACKS = {"single": 1, "stacks": 4}
+SEQUENCES = SequenceShape(length=3, burn_in=2)
+SHAPES = {"rows": None, "sequences": SEQUENCES}
 ON_DEVICE = " on device "
 Key = tuple[int, int, int, int]
 """Actor, environment, episode and env step in the episode: the newest frame of an observation."""
@@ -40,25 +45,29 @@ def spec_of(stack: int) -> EnvSpec:
     return EnvSpec(ObsSpec((leaf,)), ActionSpec("discrete", n=3))
 
 
-def make(kind: str, capacity: int, stack: int, n_step: int, **options: Any) -> RowReplayBuffer:
+def make(
+    kind: str, capacity: int, stack: int, n_step: int, shape: SequenceShape | None = None, **options: Any
+) -> RowReplayBuffer:
     name, on_device, device = kind.partition(ON_DEVICE)
     entry = BUFFERS[name]
     if on_device:  # as with buffer.device=cuda, but for the device itself
         options |= {"device": "cuda"}
     config = entry.config(type=name, capacity=capacity, n_step=n_step, **options)
     buffer: RowReplayBuffer = entry.load().make_buffer(
-        config, spec_of(stack), 7, (), Returns(GAMMA), N_STREAMS, device=device
+        config, spec_of(stack), 7, (), Returns(GAMMA), N_STREAMS, device=device, sequences=shape
     )
     return buffer
 
 
 @dataclass
 class Naive:
-    """Stores complete transitions, and the position of each row in the order of pushes."""
+    """Stores complete transitions, and the position of each row in the order of pushes. finals: final observations."""
 
     stack: int
     n_step: int
     capacity: int
+    shape: SequenceShape | None = None
+    finals: set[Key] = field(default_factory=set)
     transitions: dict[Key, tuple[Key, float, float, bool]] = field(default_factory=dict)
     row_of: dict[Key, int] = field(default_factory=dict)
 
@@ -73,12 +82,23 @@ class Naive:
         return self.row_of[(*stream, max(t - self.stack + 1, 0))]  # type: ignore[index]
 
     def possible(self) -> set[Key]:
-        """Return every transition whose next observation has been pushed."""
-        return {key for key, (then, *_) in self.transitions.items() if then in self.row_of}
+        """Return every transition whose next observation has been pushed, or the first one of every whole sequence."""
+        complete = {key for key, (then, *_) in self.transitions.items() if then in self.row_of}
+        return complete if self.shape is None else {key for key in complete if self._is_whole(key, complete)}
+
+    def _is_whole(self, first: Key, complete: set[Key]) -> bool:
+        assert self.shape is not None
+        *stream, t = first
+        rows: list[Any] = [(*stream, t + i) for i in range(self.shape.length)]
+        n_rows = next((i for i, row in enumerate(rows) if row in self.finals), len(rows))
+        return t % self.shape.length == 0 and n_rows > 0 and complete.issuperset(rows[:n_rows])
 
     def certain(self) -> set[Key]:
         """Return the possible ones that lie within the capacity, less a page per stream."""
-        least = self.capacity - N_STREAMS * page_size(self.capacity, N_STREAMS, max(self.n_step, self.stack))
+        reach = max(self.n_step, self.stack)
+        if self.shape is not None:
+            reach = max(self.n_step + self.shape.length, self.stack + self.shape.burn_in)
+        least = self.capacity - N_STREAMS * page_size(self.capacity, N_STREAMS, reach)
         return {key for key in self.possible() if self.oldest_row(key) >= len(self.row_of) - least}
 
 
@@ -155,6 +175,7 @@ class World:
 
     def _closed(self, final: Key, terminated: bool) -> None:
         *stream, length = final
+        self.naive.finals.add(final)
         for t in range(max(0, length - self.naive.n_step), length):
             self._transition((*stream, t), final, terminated)  # type: ignore[arg-type]
 
@@ -194,6 +215,8 @@ class World:
             assert len(seen) == n and seen >= certain
 
     def check_batch(self, batch: Batch) -> set[Key]:
+        if self.naive.shape is not None:
+            return {self._check_sequence(batch, i, self.naive.shape) for i in range(len(batch.ix))}
         keys = set()
         for i in range(len(batch.ix)):
             obs, next_obs = np.asarray(batch.obs["obs"][i]), np.asarray(batch.next_obs["obs"][i])
@@ -206,9 +229,33 @@ class World:
             keys.add(key)
         return keys
 
+    def _check_sequence(self, batch: Batch, i: int, shape: SequenceShape) -> Key:
+        obs, extra = (np.asarray(batch.obs["obs"][i]), {n: np.asarray(v[i]) for n, v in batch.extra.items()})
+        before, obs = obs[: shape.burn_in], obs[shape.burn_in :]
+        first: Key = tuple(int(v) for v in (obs[0] if self.naive.stack == 1 else obs[0, -1]))  # type: ignore[assignment]
+        *stream, t = first
+        rows: list[Any] = [(*stream, t + k) for k in range(len(obs))]
+        end = next((k for k, row in enumerate(rows) if row in self.naive.finals), len(rows) - 1)
+        assert extra["is_valid"].tolist() == [k < end for k in range(shape.length)]
+        for k in range(len(rows)):  # beyond its end, the final observation of the episode
+            assert (obs[k] == self.naive.observation(rows[min(k, end)])).all()
+        for k in range(min(shape.length, end)):
+            then, reward, discount, terminated = self.naive.transitions[rows[k]]
+            assert rows[extra["next"][k]] == then
+            assert (batch.reward[i][k], batch.discount[i][k]) == (pytest.approx(reward), discount)
+            assert (bool(batch.terminated[i][k]), batch.action[i][k]) == (terminated, (t + k) % 3)
+        if extra["has_burn_in"]:
+            wanted = [self.naive.observation((*stream, t - k)) for k in range(shape.burn_in, 0, -1)]  # type: ignore[arg-type]
+            assert t > 0 and (before == np.array(wanted)).all()
+        elif t > 0:  # rows before the sequence are gone
+            oldest = self.naive.oldest_row((*stream, t - shape.burn_in))  # type: ignore[arg-type]
+            page = page_size(self.naive.capacity, N_STREAMS, len(obs) + shape.burn_in)
+            assert oldest < len(self.naive.row_of) - self.naive.capacity + N_STREAMS * page
+        return first
 
-def new_world(kind: str, capacity: int, stack: int, n_step: int) -> World:
-    return World(make(kind, capacity, stack, n_step), Naive(stack, n_step, capacity))
+
+def new_world(kind: str, capacity: int, stack: int, n_step: int, shape: SequenceShape | None = None) -> World:
+    return World(make(kind, capacity, stack, n_step, shape), Naive(stack, n_step, capacity, shape))
 
 
 ACTOR, LENGTH, ENDING = (
@@ -232,15 +279,19 @@ ERRORS = st.lists(st.floats(0.0, 10.0, width=32), min_size=4, max_size=4).map(
 stacks = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 KINDS = [*BUFFERS, *(f"{kind}{ON_DEVICE}cpu" for kind in BUFFERS)]
 kinds = pytest.mark.parametrize("kind", KINDS)
+shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
+@shapes
 @stacks
 # below, a buffer on a device is compared with one in memory
 @pytest.mark.parametrize("kind", KINDS if FULL else BUFFERS)
 @settings(max_examples=50 if FULL else 10, deadline=None)
 @given(n_step=st.integers(1, 4), capacity=st.integers(9, 200), plan=PLANS)
-def test_batches_match_the_naive_buffer(kind: str, stack: int, n_step: int, capacity: int, plan: Any) -> None:
-    world = new_world(kind, capacity, stack, n_step)
+def test_batches_match_the_naive_buffer(
+    kind: str, stack: int, shape: SequenceShape | None, n_step: int, capacity: int, plan: Any
+) -> None:
+    world = new_world(kind, capacity, stack, n_step, shape)
     for part in plan:
         world.act(*part)
         world.check()
@@ -255,8 +306,8 @@ def through_json(state: State) -> State:
 def columns(batch: Batch) -> dict[str, Any]:
     """Return the arrays or tensors of a batch."""
     names = ("action", "reward", "discount", "terminated")
-    named = {name: getattr(batch, name) for name in names}
-    return named | {"obs": batch.obs["obs"], "next_obs": batch.next_obs["obs"]}
+    named = {name: getattr(batch, name) for name in names} | batch.extra
+    return named | {"obs": batch.obs["obs"]} | ({"next_obs": batch.next_obs["obs"]} if batch.next_obs else {})
 
 
 def used(buffer: RowReplayBuffer, errors: Array) -> dict[str, Any]:
@@ -278,20 +329,30 @@ def content(buffer: RowReplayBuffer) -> dict[str, Any]:
     return {**state.values, **{n: (a.dtype, a.shape, a.tobytes()) for n, a in arrays.items()}}
 
 
+@shapes
 @stacks
 @pytest.mark.parametrize("ways", ["memory to memory", "memory to device", "device to memory"])
 @pytest.mark.parametrize("kind", BUFFERS)
 @settings(max_examples=15 if FULL else 4, deadline=None)
 @given(n_step=st.integers(1, 4), capacity=st.integers(20, 200), before=PLANS, after=PLANS, errors=ERRORS)
 def test_a_buffer_that_loads_a_state_gives_the_same_batches_and_sealed_blocks_never_change(
-    kind: str, ways: str, stack: int, n_step: int, capacity: int, before: Any, after: Any, errors: Any
+    kind: str,
+    ways: str,
+    stack: int,
+    shape: SequenceShape | None,
+    n_step: int,
+    capacity: int,
+    before: Any,
+    after: Any,
+    errors: Any,
 ) -> None:
     source, target = (kind + f"{ON_DEVICE}cpu" * (where == "device") for where in ways.split(" to "))
     sealed: dict[Any, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.buffer.rows_per_block", lambda capacity, row_bytes: 5)
         patch.setattr("border_cli.replay.buffer._PART", 7)
-        world, loaded = new_world(source, capacity, stack, n_step), make(target, capacity, stack, n_step)
+        world = new_world(source, capacity, stack, n_step, shape)
+        loaded = make(target, capacity, stack, n_step, shape)
         for part in before:
             world.act(*part)
             used(world.buffer, errors)
@@ -308,18 +369,21 @@ def test_a_buffer_that_loads_a_state_gives_the_same_batches_and_sealed_blocks_ne
         assert content(world.buffer) == content(loaded)
 
 
+@shapes
 @stacks
 @kinds
-def test_a_batch_that_is_filled_again_keeps_its_arrays(kind: str, stack: int) -> None:
+def test_a_batch_that_is_filled_again_keeps_its_arrays(
+    kind: str, stack: int, shape: SequenceShape | None
+) -> None:
     """Tensors that share the memory of the arrays then have the values of the new batch."""
-    world = new_world(kind, 40, stack, 1)
+    world = new_world(kind, 40, stack, 1, shape)
     world.episode(0, 0, 30, "terminated")
     batch = world.buffer.batch(SIZE)
     arrays, weight = columns(batch), batch.weight
     for array in arrays.values():
         assert isinstance(array, torch.Tensor if ON_DEVICE in kind else np.ndarray)
     if ON_DEVICE in kind and stack > 1:
-        assert arrays["obs"].is_contiguous() and arrays["next_obs"].is_contiguous()
+        assert arrays["obs"].is_contiguous()
     world.buffer.update_priority(batch.ix, np.linspace(0.5, 1.5, SIZE, dtype=np.float32))
     again, fresh = world.buffer.batch(SIZE, into=batch), world.buffer.batch(SIZE)
     assert again is batch is not fresh

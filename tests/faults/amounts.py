@@ -17,7 +17,7 @@ FULL = os.environ.get("TEST_FULL") == "1"
 SEED = int(os.environ.get("FAULTS_SEED", "20240607"))
 
 
-def times(short: int, full: int) -> int:
+def times(short: T, full: T) -> T:
     return full if FULL else short
 
 

@@ -91,8 +91,13 @@ def test_it_learns_a_task_that_needs_memory_and_its_loaded_model_solves_it(workp
         assert total == 1.0
 
 
+OF_OURS = ("agent.sequence_length=3", "agent.burn_in=2", "agent.gru=8", "agent.batch_size=8")
+AGENTS = {"plugin": (), "r2d2": ("agent=r2d2", "buffer.n_step=2", *OF_OURS)}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("mode", sampled(["trainer.lockstep=true", "trainer=sync"], 2))
-def test_a_resumed_run_equals_the_uninterrupted_one(workplace: Path, mode: str) -> None:
-    args = (*ARGS, mode, "trainer.max_opts=40", "trainer.save_interval=15")
+def test_a_resumed_run_equals_the_uninterrupted_one(workplace: Path, mode: str, agent: str) -> None:
+    args = (*ARGS, mode, "trainer.max_opts=40", "trainer.save_interval=15", *AGENTS[agent])
     whole = run_whole(workplace / "whole", *args)
     assert_same_bits(run_interrupted(workplace / "resumed", *args, at=21), whole)

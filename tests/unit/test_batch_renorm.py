@@ -137,5 +137,5 @@ def test_it_acts_alike_in_numpy_and_in_torch() -> None:
         learner.algorithm.opt_step(rows, number)
     learner.eval()
     with torch.no_grad():
-        expected = learner.policy.decide(rows.obs).numpy()
+        expected = learner.policy.decide(rows.obs)[0].numpy()
     assert np.allclose(learner.sample({"obs": rows.obs["obs"].numpy()}), expected, atol=1e-6)

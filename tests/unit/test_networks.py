@@ -176,7 +176,7 @@ def test_the_q_network(settings: dict[str, Any], rows: int) -> None:
     for noise in (NO_NOISE, Noise(normal=normal)):
         with torch.no_grad():
             wanted = network(to_tensors(obs, CPU), noise).numpy()
-        q = arrays(obs, None if noise.normal is None else noise.normal.numpy())
+        q, _ = arrays(obs, None if noise.normal is None else noise.normal.numpy())
         np.testing.assert_allclose(q, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
     assert all((obs[name] == before[name]).all() for name in obs), "observations are not changed"
 

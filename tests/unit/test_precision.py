@@ -24,7 +24,7 @@ from tests.learners import learn, make_learner, observations
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 _MOVES = {
-    *("_to_copy", "_unsafe_view", "alias", "detach", "expand", "slice"),
+    *("_to_copy", "_unsafe_view", "alias", "clone", "detach", "expand", "slice"),
     *("squeeze", "t", "transpose", "unsqueeze", "view"),
 }
 _LAYERS = {"relu", "threshold_backward", "mul", "add", "sum"}

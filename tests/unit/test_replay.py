@@ -93,18 +93,22 @@ def test_rows_of_more_environments_than_pages_are_kept_as_far_as_there_is_room()
 @pytest.mark.parametrize("n_envs", [1, 8, 32])
 @pytest.mark.parametrize("n_step", [1, 3, 20])
 @pytest.mark.parametrize("stack", [1, 4, 16])
-def test_the_least_capacity_always_offers_a_batch(stack: int, n_step: int, n_envs: int, batch: int) -> None:
+@pytest.mark.parametrize("length", [None, 1, 7])
+def test_the_least_capacity_always_offers_a_batch(
+    length: int | None, stack: int, n_step: int, n_envs: int, batch: int
+) -> None:
     """Endless episodes, of which all environments fill their pages at the same time."""
     leaf = ObsLeaf("obs", (), "box", (1,) if stack == 1 else (stack, 1), "float32", stack=stack)
     spec = EnvSpec(ObsSpec((leaf,)), ActionSpec("discrete", n=2))
     config = TrainConfig(
-        agent=DqnConfig(batch_size=batch),
+        agent=DqnConfig(batch_size=batch, gru=length, sequence_length=length or 1, burn_in=length or 0),
         buffer=BufferConfig(n_step=n_step),
         trainer=TrainerConfig(type="sync"),
         actor_manager=ActorManagerConfig(envs_per_actor=n_envs),
     )
     config.buffer.capacity = least_capacity(config)
-    replay = make_buffer(config.buffer, spec, 0, n_streams=n_envs)
+    shape = config.agent.sequences
+    replay = make_buffer(config.buffer, spec, 0, n_streams=n_envs, sequences=shape)
     ready = []
     for t in range(2 * config.buffer.capacity // n_envs + 600):
         items = empty_items(item_columns(spec), n_envs)

@@ -93,7 +93,7 @@ def test_what_cannot_be_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda asked: (999, 10**10))
     with pytest.raises(ResourceError, match=r"allowed: a smaller buffer\.capacity, or buffer\.device=cpu"):
         preflight._replay_on_gpu(config, 1_000)
-    monkeypatch.setattr(factories, "has_rows_on_gpu", lambda config: False)
+    monkeypatch.setattr(factories, "buffer_knows", lambda argument, config: False)
     with pytest.raises(UsageError, match="buffer=uniform has its rows in the main memory"):
         preflight._replay_on_gpu(config, 1_000)
     config.buffer.device = "auto"
@@ -108,9 +108,9 @@ class InMemory:
 
 def test_only_a_buffer_whose_maker_takes_a_device_can_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(agent=config_of("dqn"), buffer=BufferConfig(device="cpu"), device="cuda:1")
-    assert factories.has_rows_on_gpu(config)
+    assert factories.buffer_knows("device", config)
     monkeypatch.setitem(BUFFERS, "uniform", SimpleNamespace(load=lambda: InMemory))
-    assert not factories.has_rows_on_gpu(config)
+    assert not factories.buffer_knows("device", config)
     assert factories.make_buffer(config, spec_of("dqn")) == "no device"
 
 

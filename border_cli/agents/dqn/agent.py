@@ -21,11 +21,13 @@ from border_cli.agents.dqn.network import (
     QArrays,
     QNetwork,
 )
+from border_cli.agents.memory import Memory, state_column
 from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.types import Column
 from border_cli.runtime import seeding
 from border_cli.runtime.tensors import to_device
 
@@ -120,6 +122,12 @@ def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu")
     return NetworkAgent(policy, algorithm, config.batch_size)
 
 
+def extra_columns(config: DqnConfig, spec: EnvSpec) -> tuple[Column, ...]:
+    """The state of the memory before each observation, if there is a memory."""
+    del spec
+    return state_column(config.gru)
+
+
 def agent_bytes(config: DqnConfig, spec: EnvSpec) -> tuple[int, int]:
     """Bytes of the model and of the whole state of an agent; no memory is allocated for them."""
     with torch.device("meta"):
@@ -149,10 +157,14 @@ class DqnPolicy(NetworkPolicy):
         network = cast(QNetwork, self._network)
         self._noise_size = network.noise_size
         self._arrays: QArrays | None = QArrays(network) if QArrays.allowed(network) else None
+        self._memory = None if config.gru is None else Memory(config.gru)
 
-    def action_values(self, obs: Obs, noise: Noise = NO_NOISE) -> Array:
-        """(B, n) expected returns, -inf for forbidden actions; without noise in the network."""
-        outputs = self._outputs(obs, noise)
+    def action_values(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
+        """(B, n) expected returns, -inf for forbidden actions; without noise in the network.
+
+        env_ix: the environments that a memory remembers; None: those of the last `sample`, before it.
+        """
+        outputs = self._outputs(obs, noise, env_ix)
         if isinstance(self._head, loss.ScalarHead):
             values: Array = outputs[:, :, 0]
         else:
@@ -162,21 +174,35 @@ class DqnPolicy(NetworkPolicy):
             values = np.where(obs[self._mask] == 0, np.float32(-np.inf), values)
         return values
 
-    def _outputs(self, obs: Obs, noise: Noise = NO_NOISE) -> Array:
-        """(B, n, k) outputs of the network."""
+    def _outputs(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
+        """(B, n, k) outputs of the network; see `action_values`."""
+        if self._memory is not None and env_ix is not None:
+            self._memory.select(env_ix)
+        state = None if self._memory is None else self._memory.before
         if self._arrays is not None:
+            normal = None if noise.normal is None else noise.normal.numpy()
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                return self._arrays(obs, None if noise.normal is None else noise.normal.numpy())
-        with torch.inference_mode():
-            outputs: Array = self._network(to_tensors(obs, self.params.device), noise).cpu().numpy()
+                outputs, after = self._arrays(obs, normal, state)
+        else:
+            network, tensors = cast(QNetwork, self._network), to_tensors(obs, self.params.device)
+            with torch.inference_mode():
+                if state is None:
+                    outputs, after = network(tensors, noise).cpu().numpy(), None
+                else:
+                    before = torch.from_numpy(state).to(self.params.device)
+                    outputs, after = (part.cpu().numpy() for part in network.remember(tensors, before, noise))
+        if self._memory is not None and after is not None:
+            self._memory.after = after
         return outputs
 
-    def decide(self, obs: dict[str, Tensor]) -> Tensor:
+    def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B,) int64, the best allowed action; without noise in the network."""
-        values = self._head.values(self._network(obs))
+        network = cast(QNetwork, self._network)
+        outputs, after = (network(obs), None) if state is None else network.remember(obs, state)
+        values = self._head.values(outputs)
         if self._mask is not None:
             values = torch.where(obs[self._mask] == 0, -torch.inf, values)
-        return values.argmax(1)
+        return values.argmax(1), after
 
     @property
     def is_categorical(self) -> bool:
@@ -189,11 +215,11 @@ class DqnPolicy(NetworkPolicy):
         atoms: Array = cast(loss.CategoricalHead, self._head).atoms.cpu().numpy()
         return atoms
 
-    def action_quantiles(self, obs: Obs) -> Array:
+    def action_quantiles(self, obs: Obs, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n, k) quantiles of the return. Raises ValueError if the network does not learn quantiles."""
         if not isinstance(self._head, loss.QuantileHead):
             raise ValueError("the network of this agent has no quantiles\nallowed: agent=qrdqn or iqn")
-        return self._outputs(obs)
+        return self._outputs(obs, env_ix=env_ix)
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         noise = NO_NOISE

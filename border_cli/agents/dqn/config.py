@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from border_cli.agents.config import NetworkConfig
+from border_cli.agents.config import MemoryConfig
 from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array
@@ -25,14 +25,14 @@ LARGEST_RETURN = math.expm1(10.0)
 
 
 @dataclass
-class DqnConfig(NetworkConfig):
+class DqnConfig(MemoryConfig):
     """DQN (Mnih et al., 2015) with double targets (van Hasselt et al., 2016), and its extensions as options."""
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = (
-        *NetworkConfig.not_in_opt_step,
+        *MemoryConfig.not_in_opt_step,
         *("exploration", *_OF_EPSILON.split(), "eval_epsilon", "target_interval", "target_tau"),
     )
-    only_with: ClassVar[dict[str, str]] = NetworkConfig.only_with | {
+    only_with: ClassVar[dict[str, str]] = MemoryConfig.only_with | {
         "agent.head=scalar": "loss",
         "agent.head=categorical": "atoms v_min v_max",
         "agent.head=quantile|implicit_quantile": "quantiles kappa",
@@ -43,7 +43,7 @@ class DqnConfig(NetworkConfig):
     }
 
     type: str = option("dqn", "name of the agent")
-    max_grad_norm: float | None = override_default(NetworkConfig, "max_grad_norm", 10.0)
+    max_grad_norm: float | None = override_default(MemoryConfig, "max_grad_norm", 10.0)
     double: bool = option(True, "double DQN: the online network chooses the target's action")
     dueling: bool = option(False, "dueling network: the state's value plus the advantage of each action")
     noisy: bool = option(
@@ -156,6 +156,11 @@ class DqnConfig(NetworkConfig):
                     "different numbers in float32",
                     allowed="ends that are further apart, smaller ones, or fewer agent.atoms",
                 )
+        if self.gru is not None and self.head == "implicit_quantile":
+            raise UsageError(
+                "agent.gru is not for agent.head=implicit_quantile",
+                allowed="agent.head=scalar, categorical or quantile",
+            )
         if self.exploration == "none" and not self.noisy:
             raise UsageError(
                 "agent.exploration=none explores by noisy layers alone, and agent.noisy=false has none",
@@ -217,3 +222,13 @@ class RainbowConfig(DqnConfig):
     noisy: bool = override_default(DqnConfig, "noisy", True)
     head: str = override_default(DqnConfig, "head", "categorical")
     exploration: str = override_default(DqnConfig, "exploration", "none")
+
+
+@dataclass
+class R2d2Config(DqnConfig):
+    """R2D2 (Kapturowski et al., 2019) on one machine. Prioritised replay and n-step transitions are options of `buffer`."""
+
+    type: str = override_default(DqnConfig, "type", "r2d2")
+    batch_size: int = override_default(DqnConfig, "batch_size", 32)
+    gru: int | None = override_default(DqnConfig, "gru", 64)
+    dueling: bool = override_default(DqnConfig, "dueling", True)

@@ -15,6 +15,7 @@ from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 
 from border_cli.agents.dqn.config import DqnConfig, atoms_of
 from border_cli.agents.dqn.network import NO_NOISE, Noise
+from border_cli.agents.memory import at_next, mean_of_rows, sequence_errors
 from border_cli.agents.params import AdamState, FlatParams, StepStats, TensorBatch, clip_norm_, flat_gradient
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
@@ -233,20 +234,25 @@ def opt_step(
         lr_scale: factor of the learning rate.
 
     Returns:
-        (B,) absolute errors if the batch has weights, else None.
+        (B,) absolute errors, of rows or of sequences, if the batch has weights, else None.
     """
-    with torch.no_grad():
-        next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
-        target = td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
-    outputs = gather_action(nets.online(batch.obs, noise.online), batch.action)
-    losses = head.loss(outputs, target, noise.online.tau)
-    loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
+    if config.gru is None:
+        outputs, target = _outputs_and_target(nets, head, config, batch, noise, mask)
+    else:
+        outputs, target = _outputs_and_target_of_sequences(nets, head, config, batch, noise, mask)
+    losses, valid = head.loss(outputs, target, noise.online.tau), batch.extra.get("is_valid")
+    loss = mean_of_rows(losses, valid, batch.weight)
     gradient = flat_gradient(loss, nets.online_params)
     with torch.no_grad():
         norm = clip_norm_(gradient, config.max_grad_norm)
         skip = state.stats.add((loss, head.values(outputs).mean(), head.target_values(target).mean(), norm))
         state.online.update(gradient, config.lr * lr_scale, config.adam_eps, skip)
-        return None if batch.weight is None else head.error(outputs, target)
+        if batch.weight is None:
+            return None
+        errors = head.error(outputs, target)
+        if valid is None:
+            return errors
+        return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
 
 
 def td_target(
@@ -285,6 +291,34 @@ def _next_outputs(
     else:
         selecting = outputs
     return outputs, mask_actions(head.values(selecting), batch.next_obs, mask)
+
+
+def _outputs_and_target(
+    nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, noise: StepNoise, mask: str | None
+) -> tuple[Tensor, Tensor]:
+    """(B, k) outputs of the actions in the batch, and (B, k) TD targets without a gradient."""
+    with torch.no_grad():
+        next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
+        target = td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
+    return gather_action(nets.online(batch.obs, noise.online), batch.action), target
+
+
+def _outputs_and_target_of_sequences(
+    nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, noise: StepNoise, mask: str | None
+) -> tuple[Tensor, Tensor]:
+    """As `_outputs_and_target`, (B·T, k), for networks with a memory. The next states are in the same sequences."""
+    online = nets.online(batch.obs, noise.online, batch)  # (B, T + n, actions, k)
+    with torch.no_grad():
+        next_ = batch.extra["next"]
+        next_outputs = at_next(nets.target(batch.obs, noise.target, batch), next_)
+        values = head.values(at_next(online, next_) if config.double else next_outputs)
+        if mask is not None:
+            allowed = at_next(batch.obs[mask][:, config.burn_in :], next_)
+            values = values.masked_fill(allowed == 0, -torch.inf)
+        numbers = (part.flatten() for part in (batch.reward, batch.discount, batch.terminated))
+        target = td_target(head, next_outputs, values, *numbers)
+    rows = online[:, : batch.action.shape[1]].flatten(0, 1)
+    return gather_action(rows, batch.action.flatten()), target
 
 
 @torch.no_grad()

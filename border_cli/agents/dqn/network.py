@@ -1,8 +1,9 @@
 """The Q-network: an observation → k numbers per action, which the head in `loss.py` turns into values.
 
-After the encoder come hidden layers, the trunk; for IQN (Dabney et al., 2018) the product with the embedded quantile
-levels; then the last hidden layer and the output layer. These two can be noisy (Fortunato et al., 2018), and can be two
-streams, for the value of the state and for the advantage of each action (Wang et al., 2016).
+After the encoder come hidden layers, the trunk. A memory follows, if there is one; for IQN (Dabney et al., 2018) the
+product with the embedded quantile levels; then the last hidden layer and the output layer. These two can be noisy
+(Fortunato et al., 2018), and can be two streams, for the value of the state and for the advantage of each action (Wang et
+al., 2016).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.dqn.config import DqnConfig, atoms_of
+from border_cli.agents.memory import Gru, gru_step, gru_weights, states_of_sequences
 from border_cli.agents.nets import (
     DenseArrays,
     Encoder,
@@ -27,6 +29,7 @@ from border_cli.agents.nets import (
     in_float32,
     scaled_noise,
 )
+from border_cli.agents.params import TensorBatch
 from border_cli.agents.quantiles import midpoints
 from border_cli.core.spaces import Array, EnvSpec, Obs
 
@@ -63,6 +66,8 @@ class QNetwork(nn.Module):
         # All hidden layers but the last are the trunk, and at least one unless there are convolutions.
         depth = max(len(config.hidden) - 1, min(len(config.hidden), 0 if self.encoder.has_images else 1))
         top, k = sizes[depth:], self.n_actions * self._outputs
+        if config.gru is not None:
+            top = [config.gru, *top[1:]]
 
         def after_trunk(sizes: Sequence[int]) -> list[nn.Module]:
             return [
@@ -88,6 +93,8 @@ class QNetwork(nn.Module):
             self.layers = nn.ModuleList([*trunk, *self.top])
         if self.is_implicit:
             self.levels = Linear(config.cosines, top[0], generator)
+        self._burn_in = config.burn_in
+        self.gru = None if config.gru is None else Gru(sizes[depth], config.gru, generator)
         if config.head == "categorical" and None in (config.v_min, config.v_max):
             # Far returns are improbable at first: p ~ 1/(1 + |z|)². Else the initial values would be huge.
             last = cast(Linear, (self.value_layers or self.top)[-1])
@@ -97,11 +104,27 @@ class QNetwork(nn.Module):
         self.noise_sizes = [layer.noise_size for layer in self.modules() if isinstance(layer, NoisyLinear)]
         self.noise_size = sum(self.noise_sizes)
 
-    def forward(self, obs: dict[str, Tensor], noise: Noise = NO_NOISE) -> Tensor:
-        """{name: (B, ...)} → (B, n, k), k numbers for each of n actions."""
-        x = self.encoder(obs)
+    def forward(
+        self, obs: dict[str, Tensor], noise: Noise = NO_NOISE, sequences: TensorBatch | None = None
+    ) -> Tensor:
+        """{name: (B, ...)} → (B, n, k), k numbers for each of n actions.
+
+        sequences: for a network with a memory, the batch with these observations, (B, L, ...) → (B, T + n, n, k).
+        """
+        if sequences is None:
+            return self.outputs(self.features(obs), noise)
+        states = states_of_sequences(cast(Gru, self.gru), self.features, sequences, self._burn_in)
+        return self.outputs(states.flatten(0, 1), noise).view(*states.shape[:2], self.n_actions, -1)
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """{name: (B, ...)} → (B, f), what comes out of the trunk."""
+        x: Tensor = self.encoder(obs)
         for layer in self.trunk:
             x = torch.relu(layer(x))
+        return x
+
+    def outputs(self, x: Tensor, noise: Noise = NO_NOISE) -> Tensor:
+        """(B, f) features, or states of the memory → (B, n, k)."""
         if self.is_implicit:
             # Levels τ (B, k) are embedded as (B, k, features): ReLU of a linear layer of cos(π·i·τ), i = 1 … cosines.
             tau = midpoints(self.act_quantiles, x).expand(x.shape[0], -1) if noise.tau is None else noise.tau
@@ -118,6 +141,13 @@ class QNetwork(nn.Module):
             out = value + out - out.mean(-2, keepdim=True)  # Q = V + A - mean over the actions of A
         return out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
 
+    def remember(
+        self, obs: dict[str, Tensor], state: Tensor, noise: Noise = NO_NOISE
+    ) -> tuple[Tensor, Tensor]:
+        """One time step with a memory: {name: (B, ...)} and (B, units) → (B, n, k), and (B, units) after it."""
+        _, after = cast(Gru, self.gru)(self.features(obs).unsqueeze(1), state)
+        return self.outputs(after, noise), after
+
 
 class QArrays:
     """`QNetwork.forward` by numpy, with the network's parameters in place until `copy_params`."""
@@ -129,6 +159,7 @@ class QArrays:
         self._trunk = DenseArrays(network.trunk, relu_at_end=True)
         self._top = DenseArrays(network.top)
         self._value = DenseArrays(network.value_layers) if network.value_layers else None
+        self._gru = [] if network.gru is None else gru_weights(network.gru)
 
     @staticmethod
     def allowed(network: QNetwork) -> bool:
@@ -142,15 +173,22 @@ class QArrays:
             if part is not None:
                 part.copy_params()
 
-    def __call__(self, obs: Obs, normal: Array | None = None) -> Array:
-        """{name: (B, ...)} → (B, n, k). normal: as that of `Noise`."""
+    def __call__(
+        self, obs: Obs, normal: Array | None = None, state: Array | None = None
+    ) -> tuple[Array, Array | None]:
+        """{name: (B, ...)} → (B, n, k), and the state of the memory after it, (B, units), if `state` is given.
+
+        normal: as that of `Noise`.
+        """
         x = self._trunk(self._encoder(obs))
+        if state is not None:
+            x = state = gru_step(x, state, self._gru)
         parts = () if normal is None else np.split(np.sign(normal) * np.sqrt(np.abs(normal)), self._ends)
         noise = iter(parts)
         out = self._top(x, noise).reshape(len(x), self._n_actions, -1)
         if self._value is not None:
             out = self._value(x, noise)[:, None] + out - out.mean(1, keepdims=True)
-        return out
+        return out, state
 
 
 def _feed(layers: Sequence[nn.Module], x: Tensor, normal: Iterator[Tensor]) -> Tensor:

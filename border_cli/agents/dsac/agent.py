@@ -120,9 +120,9 @@ class DsacPolicy(NetworkPolicy):
                 logits = self._network(to_tensors(obs, self.params.device)).cpu().numpy()
         return logits if self._mask is None else np.where(obs[self._mask] == 0, -np.inf, logits)
 
-    def decide(self, obs: dict[str, Tensor]) -> Tensor:
+    def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, None]:
         """(B,) int64, the most probable allowed action."""
-        return masked(self._network(obs), obs, self._mask).argmax(1)
+        return masked(self._network(obs), obs, self._mask).argmax(1), None
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         logits = self.logits(obs)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
+from border_cli.agents.memory import STATE, Memory, state_column
 from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.agents.sac import loss
@@ -24,6 +25,7 @@ from border_cli.agents.sac.network import (
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
+from border_cli.core.types import Column
 from border_cli.runtime import seeding
 from border_cli.runtime.tensors import to_device
 
@@ -71,6 +73,12 @@ def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu")
     target_entropy = -float(bijector.n_free) if config.target_entropy is None else config.target_entropy
     constants = loss.SacConstants(config, bijector, target_entropy)
     return NetworkAgent(policy, SacAlgorithm(layouts, state, constants, seed), config.batch_size)
+
+
+def extra_columns(config: SacConfig, spec: EnvSpec) -> tuple[Column, ...]:
+    """The state of the policy's memory before each observation, if there is a memory."""
+    del spec
+    return state_column(config.gru)
 
 
 def agent_bytes(config: SacConfig, spec: EnvSpec) -> tuple[int, int]:
@@ -150,11 +158,13 @@ class SacPolicy(NetworkPolicy):
         network = cast(PolicyNetwork, self._network)
         self._arrays: PolicyArrays | None = PolicyArrays(network) if PolicyArrays.allowed(network) else None
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
+        self._memory = None if config.gru is None else Memory(config.gru)
         self._noise: StateDependentNoise | None = None
         if config.exploration == "state_dependent":
             self._noise = StateDependentNoise(tuple(network.log_std.shape), config.noise_interval)
 
     def begin_episode(self, env_ix: int) -> None:
+        super().begin_episode(env_ix)
         if self._noise is not None:
             self._noise.begin_episode(env_ix)
 
@@ -172,10 +182,12 @@ class SacPolicy(NetworkPolicy):
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         rows = len(next(iter(obs.values())))
-        if env_steps < self._config.random_env_steps:
+        is_random = env_steps < self._config.random_env_steps
+        if not is_random or self._memory is not None:  # a memory sees random steps too
+            mean, std, features = self._action_parameters(obs)
+        if is_random:
             share = self._rng.random((rows, self._size), np.float32)
             return self._inside(self._low * (1 - share) + self._high * share)
-        mean, std, features = self._action_parameters(obs)
         if self._noise is not None:
             matrices = self._noise.sample(env_ix or range(rows), self._rng)
             weights = matrices * cast(PolicyNetwork, self._network).weight_std().detach().cpu().numpy()
@@ -189,18 +201,30 @@ class SacPolicy(NetworkPolicy):
     def _exploit(self, obs: Obs) -> Array:
         return self._squashed(self._action_parameters(obs)[0])
 
-    def decide(self, obs: dict[str, Tensor]) -> Tensor:
+    def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B, d) float32, the mean of the policy."""
+        if state is not None:
+            state = cast(PolicyNetwork, self._network).remember(obs, state)
+            obs = {STATE: state}
         mean: Tensor = self._network(obs).mean
-        return self._bijector.squash(mean)
+        return self._bijector.squash(mean), state
 
     def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
-        """Mean, std and features of `ActionParameters`, as arrays."""
+        """Mean, std and features of `ActionParameters`, as arrays. A memory passes one time step."""
         if self._arrays is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
+                if self._memory is not None:
+                    self._memory.after = self._arrays.remember(obs, self._memory.before)
+                    obs = {STATE: self._memory.after}
                 return self._arrays(obs)
         with torch.inference_mode():
-            parameters = self._network(to_tensors(obs, self.params.device))
+            tensors = to_tensors(obs, self.params.device)
+            if self._memory is not None:
+                before = torch.from_numpy(self._memory.before).to(self.params.device)
+                after = cast(PolicyNetwork, self._network).remember(tensors, before)
+                self._memory.after = after.cpu().numpy()
+                tensors = {STATE: after}
+            parameters = self._network(tensors)
         mean, std, features = (
             part.cpu().numpy() for part in (parameters.mean, parameters.std, parameters.features)
         )
@@ -252,7 +276,9 @@ class SacAlgorithm(Algorithm):
         return [cast(PolicyNetwork | Critics, network).encoder for network in every if network is not None]
 
     def noise(self, rows: int) -> loss.StepNoise:
-        size, device = (rows, self.constants.bijector.size), self.state.critics.params.device
+        length = 1 if self.config.sequences is None else self.config.sequences.length
+        size = length * rows, self.constants.bijector.size
+        device = self.state.critics.params.device
         normal = [to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)]
         return loss.StepNoise(*normal)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from border_cli.agents.config import NetworkConfig
+from border_cli.agents.config import MemoryConfig
 from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 
@@ -19,14 +19,14 @@ _ALL_EXPLORATIONS = tuple(name for names in EXPLORATIONS.values() for name in na
 
 
 @dataclass
-class SacConfig(NetworkConfig):
+class SacConfig(MemoryConfig):
     """SAC (Haarnoja et al., 2018) with a learned entropy coefficient, and the parts of TD3 and TQC as options."""
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = (
-        *NetworkConfig.not_in_opt_step,
+        *MemoryConfig.not_in_opt_step,
         *("noise_std", "noise_interval", "random_env_steps", "target_interval", "target_tau"),
     )
-    only_with: ClassVar[dict[str, str]] = NetworkConfig.only_with | {
+    only_with: ClassVar[dict[str, str]] = MemoryConfig.only_with | {
         "agent.policy=gaussian": "entropy_coef entropy_coef_start target_entropy",
         "agent.entropy_coef=null": "entropy_coef_start target_entropy",
         "agent.policy=deterministic": "target_noise target_noise_clip noise_std",
@@ -36,8 +36,8 @@ class SacConfig(NetworkConfig):
     }
 
     type: str = option("sac", "name of the agent")
-    batch_size: int = override_default(NetworkConfig, "batch_size", 256)
-    lr: float = override_default(NetworkConfig, "lr", 3e-4)
+    batch_size: int = override_default(MemoryConfig, "batch_size", 256)
+    lr: float = override_default(MemoryConfig, "lr", 3e-4)
     critic_lr: float | None = option(
         None, "learning rate of the critics; null: lr", unit="rate", gt=0.0, le=1.0
     )
@@ -126,6 +126,11 @@ class SacConfig(NetworkConfig):
                 f"agent.exploration={self.exploration} is not for agent.policy={self.policy}",
                 allowed=f"agent.exploration={' or '.join(allowed)}",
             )
+        if self.gru is not None and self.norm == "batch":
+            raise UsageError(
+                "agent.gru is not for agent.norm=batch",
+                allowed="agent.norm=none, as of agent=rsac, sac, td3 and tqc",
+            )
         if self.drop_quantiles >= self.quantiles:
             raise UsageError(
                 f"agent.drop_quantiles={self.drop_quantiles} leaves none of agent.quantiles={self.quantiles}",
@@ -171,3 +176,12 @@ class CrossqConfig(SacConfig):
     policy_interval: int = override_default(SacConfig, "policy_interval", 3)
     norm: str = override_default(SacConfig, "norm", "batch")
     random_env_steps: int = override_default(SacConfig, "random_env_steps", 5_000)
+
+
+@dataclass
+class RsacConfig(SacConfig):
+    """SAC with a memory: policy and critics have one each (as in Ni et al., 2022)."""
+
+    type: str = override_default(SacConfig, "type", "rsac")
+    batch_size: int = override_default(SacConfig, "batch_size", 32)
+    gru: int | None = override_default(SacConfig, "gru", 64)

@@ -9,12 +9,13 @@ can be skipped as a whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from border_cli.agents.batch_renorm import BatchStats
+from border_cli.agents.memory import STATE, at_next, mean_of_rows, sequence_errors
 from border_cli.agents.params import (
     AdamState,
     FlatParams,
@@ -126,24 +127,27 @@ def opt_step(
         (B,) absolute errors if the batch has weights, else None.
     """
     config = constants.config
-    alpha = _alpha(nets, config)
+    alpha, valid = _alpha(nets, config), batch.extra.get("is_valid")
     stats = None if nets.critics_target is not None else BatchStats(state.critics.step)
-    values, target = _values_and_target(nets, constants, batch, noise.next_action, alpha, stats)
+    seen = Seen(*[batch.obs] * 2, *[batch.next_obs] * 2) if valid is None else _seen_by_memories(nets, batch)
+    values, target = _values_and_target(nets, constants, batch, seen, noise.next_action, alpha, stats)
     losses = critic_losses(values, target, config.kappa)
-    critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
+    critic_loss = mean_of_rows(losses, valid, batch.weight)
     gradients = {"critics": flat_gradient(critic_loss, tuple(nets.critics.parameters()))}
-    policy_loss, log_prob = torch.zeros_like(critic_loss), None
+    policy_loss, entropy = torch.zeros_like(critic_loss), torch.zeros_like(critic_loss)
     if change_policy:
-        policy_loss, log_prob = _policy_loss(nets, constants, batch, noise.action, alpha, stats)
+        policy_losses, log_prob = _policy_losses(nets, constants, seen, noise.action, alpha, stats)
+        policy_loss = mean_of_rows(policy_losses, valid)
         gradients["policy"] = flat_gradient(policy_loss, tuple(nets.policy.parameters()))
-        if nets.alpha is not None and log_prob is not None:
+        if log_prob is not None:
+            entropy = -mean_of_rows(log_prob.detach(), valid)
+        if nets.alpha is not None:
             # log α falls while the entropy, -log π, is above its target
             log_alpha = cast(EntropyCoefficient, nets.alpha).log
-            alpha_loss = -(log_alpha * (log_prob.detach() + constants.target_entropy)).mean()
+            alpha_loss = (log_alpha * (entropy - constants.target_entropy)).mean()
             gradients["alpha"] = flat_gradient(alpha_loss, tuple(nets.alpha.parameters()))
     with torch.no_grad():
         norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
-        entropy = torch.zeros_like(critic_loss) if log_prob is None else -log_prob.mean()
         skip = state.stats.add(
             (
                 critic_loss, policy_loss, values.mean(), target.mean(),
@@ -157,7 +161,12 @@ def opt_step(
         for name, gradient in gradients.items():
             lr = config.critic_lr if name == "critics" and config.critic_lr is not None else config.lr
             cast(AdamState, getattr(state, name)).update(gradient, lr * lr_scale, config.adam_eps, skip)
-        return None if batch.weight is None else (values.mean(2) - target.mean(1)).abs().mean(0)
+        if batch.weight is None:
+            return None
+        errors = (values.mean(2) - target.mean(1)).abs().mean(0)
+        if valid is None:
+            return errors
+        return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
 
 
 def update_targets(state: SacState, tau: float) -> None:
@@ -236,10 +245,34 @@ def _alpha(nets: SacNetworks, config: SacConfig) -> Tensor:
     return torch.full((1,), fixed or 0.0, device=next(nets.policy.parameters()).device)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the networks see in the current states and in the next ones: observations, or the states of their memories."""
+
+    policy: dict[str, Tensor]
+    critics: dict[str, Tensor]
+    next_policy: dict[str, Tensor]
+    next_critics: dict[str, Tensor]
+
+
+def _seen_by_memories(nets: SacNetworks, batch: TensorBatch) -> Seen:
+    """States of the memories at the B·T rows of sequences. The target networks' are those of the next states."""
+    next_, rows = batch.extra["next"], batch.reward.shape[1]
+    policy, critics = (cast(Any, network).states(batch) for network in (nets.policy, nets.critics))
+    with torch.no_grad():
+        of_target = (
+            policy if nets.policy_target is nets.policy else cast(Any, nets.policy_target).states(batch)
+        )
+        next_critics = cast(Any, nets.critics_target).states(batch)
+    parts = policy[:, :rows].flatten(0, 1), critics[:, :rows].flatten(0, 1), of_target, next_critics
+    return Seen(*({STATE: part if part.dim() == 2 else at_next(part, next_)} for part in parts))
+
+
 def _values_and_target(
     nets: SacNetworks,
     constants: SacConstants,
     batch: TensorBatch,
+    seen: Seen,
     noise: Tensor,
     alpha: Tensor,
     stats: BatchStats | None,
@@ -249,26 +282,28 @@ def _values_and_target(
     Without target networks, current and next observations and actions are one batch of the critics (CrossQ): the statistics
     of both normalise it.
     """
-    config, current = constants.config, batch.action.flatten(1)
+    config, size = constants.config, constants.bijector.size
+    current = batch.action.reshape(-1, size)
     with torch.no_grad():
-        action, penalty = _next_action(nets, constants, batch, noise, alpha)
+        action, penalty = _next_action(nets, constants, seen, noise, alpha)
     if nets.critics_target is None:
-        obs = {name: torch.cat([rows, batch.next_obs[name]]) for name, rows in batch.obs.items()}
+        obs = {name: torch.cat([rows, seen.next_critics[name]]) for name, rows in seen.critics.items()}
         values, next_values = nets.critics(obs, torch.cat([current, action]), stats=stats).chunk(2, 1)
         next_values = next_values.detach()
     else:
-        values = nets.critics(batch.obs, current)
+        values = nets.critics(seen.critics, current)
         with torch.no_grad():
-            next_values = nets.critics_target(batch.next_obs, action)
+            next_values = nets.critics_target(seen.next_critics, action)
     next_values = truncate(next_values, config.drop_quantiles)
-    return values, soft_target(next_values, penalty, batch.reward, batch.discount, batch.terminated)
+    numbers = (part.flatten() for part in (batch.reward, batch.discount, batch.terminated))
+    return values, soft_target(next_values, penalty, *numbers)
 
 
 def _next_action(
-    nets: SacNetworks, constants: SacConstants, batch: TensorBatch, noise: Tensor, alpha: Tensor
+    nets: SacNetworks, constants: SacConstants, seen: Seen, noise: Tensor, alpha: Tensor
 ) -> tuple[Tensor, Tensor | float]:
     """(B, d) actions in the next states, and (B,) α·log π of them, or 0."""
-    config, parameters = constants.config, nets.policy_target(batch.next_obs)
+    config, parameters = constants.config, nets.policy_target(seen.next_policy)
     if config.policy == "gaussian":
         action, log_prob = sample_action(constants.bijector, parameters, noise)
         return action, alpha * log_prob
@@ -276,21 +311,22 @@ def _next_action(
     return smooth_action(constants.bijector, parameters, noise, *smoothing), 0.0
 
 
-def _policy_loss(
+def _policy_losses(
     nets: SacNetworks,
     constants: SacConstants,
-    batch: TensorBatch,
+    seen: Seen,
     noise: Tensor,
     alpha: Tensor,
     stats: BatchStats | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The loss, and (B,) log-probabilities of the actions if the policy is Gaussian. The critics are as they act."""
-    parameters = nets.policy(batch.obs, stats)
+    """(B,) losses, and (B,) log-probabilities of the actions if the policy is Gaussian. The critics are as they act."""
+    parameters = nets.policy(seen.policy, stats)
+    critics_see = {name: rows.detach() for name, rows in seen.critics.items()}
     if constants.config.policy == "deterministic":
-        values = nets.critics(batch.obs, constants.bijector.squash(parameters.mean), first=1)
-        return -values.mean(), None
+        values = nets.critics(critics_see, constants.bijector.squash(parameters.mean), first=1)
+        return -values.flatten(), None
     action, log_prob = sample_action(constants.bijector, parameters, noise)
-    values = nets.critics(batch.obs, action)
+    values = nets.critics(critics_see, action)
     # SAC takes the minimum over the critics, TQC the mean over all quantiles of all critics.
     value = values.min(0).values.mean(1) if values.shape[2] == 1 else values.mean((0, 2))
-    return (alpha * log_prob - value).mean(), log_prob
+    return alpha * log_prob - value, log_prob

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
+from border_cli.agents.memory import STATE, Gru, gru_step, gru_weights, states_of_sequences
 from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear, in_float32
+from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.config import SacConfig
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
 
@@ -102,8 +104,9 @@ class PolicyNetwork(nn.Module):
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
-        self.kind = config.policy
-        sizes = [self.encoder.features, *config.hidden]
+        self.kind, self._burn_in = config.policy, config.burn_in
+        self.gru = None if config.gru is None else Gru(self.encoder.features, config.gru, generator)
+        sizes = [config.gru or self.encoder.features, *config.hidden]
         self.layers = nn.ModuleList(Linear(n_in, n_out, generator) for n_in, n_out in pairwise(sizes))
         self.norms = nn.ModuleList(BatchRenorm(n) for n in sizes if config.norm == "batch")
         n_features, n_actions = sizes[-1], len(spec.action.low)
@@ -114,8 +117,12 @@ class PolicyNetwork(nn.Module):
             self.log_std = nn.Parameter(torch.full((n_features, n_actions), config.log_std_start))
 
     def forward(self, obs: dict[str, Tensor], stats: BatchStats | None = None) -> ActionParameters:
-        """{name: (B, ...)} → distribution of the actions. stats: see `BatchRenorm`."""
-        x = hidden_layers(self.encoder(obs), self.layers, self.norms, stats)
+        """{name: (B, ...)} → distribution of the actions; with a memory, {"gru": (B, units)} its states.
+
+        stats: see `BatchRenorm`.
+        """
+        x = self.encoder(obs) if self.gru is None else obs[STATE]
+        x = hidden_layers(x, self.layers, self.norms, stats)
         out, x = in_float32(self.out, x), x.float()
         if self.is_state_dependent:
             # of Σ_f x_f·ε_fd, ε_fd ~ N(0, weight_std²)
@@ -125,6 +132,15 @@ class PolicyNetwork(nn.Module):
             return ActionParameters(out, torch.ones_like(out), x)
         mean, log_std = out.chunk(2, -1)
         return ActionParameters(mean, log_std.clamp(*_LOG_STD_RANGE).exp(), x)
+
+    def remember(self, obs: dict[str, Tensor], state: Tensor) -> Tensor:
+        """{name: (B, ...)} and (B, units) → (B, units), the state of the memory after this time step."""
+        after: Tensor = cast(Gru, self.gru)(self.encoder(obs).unsqueeze(1), state)[1]
+        return after
+
+    def states(self, sequences: TensorBatch) -> Tensor:
+        """(B, T + n, units) states of the memory."""
+        return states_of_sequences(cast(Gru, self.gru), self.encoder, sequences, self._burn_in)
 
     def weight_std(self) -> Tensor:
         """(f, d) standard deviations of the weights of state-dependent noise."""
@@ -151,6 +167,7 @@ class PolicyArrays:
         self._encoder = EncoderArrays(network.encoder)
         self._hidden = DenseArrays(list(network.layers), relu_at_end=True, norms=list(network.norms))
         self._out = DenseArrays([network.out])
+        self._gru = [] if network.gru is None else gru_weights(network.gru)
 
     @staticmethod
     def allowed(network: PolicyNetwork) -> bool:
@@ -162,9 +179,13 @@ class PolicyArrays:
         self._hidden.copy_params()
         self._out.copy_params()
 
+    def remember(self, obs: Obs, state: Array) -> Array:
+        """{name: (B, ...)} and (B, units) → (B, units), the state of the memory after this time step."""
+        return gru_step(self._encoder(obs), state, self._gru)
+
     def __call__(self, obs: Obs) -> tuple[Array, Array, Array]:
         """{name: (B, ...)} → (B, d) mean and standard deviation before tanh, (B, f) features; see `ActionParameters`."""
-        x = self._hidden(self._encoder(obs))
+        x = self._hidden(obs[STATE] if self._gru else self._encoder(obs))
         out = self._out(x)
         if self._network.is_state_dependent:
             variance = np.square(x) @ np.square(self._network.weight_std().detach().numpy())
@@ -183,8 +204,10 @@ class Critics(nn.Module):
         self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
         self._bijector = TanhBijector(spec.action)
         hidden = config.critic_hidden or config.hidden
-        sizes = [self.encoder.features + self._bijector.size, *hidden, config.quantiles]
-        self._n = config.critics
+        self.gru = None if config.gru is None else Gru(self.encoder.features, config.gru, generator)
+        n_in = (config.gru or self.encoder.features) + self._bijector.size
+        sizes = [n_in, *hidden, config.quantiles]
+        self._n, self._burn_in = config.critics, config.burn_in
         self.norms = nn.ModuleList(
             BatchRenorm(config.critics, 1, n) for n in sizes[:-1] if config.norm == "batch"
         )
@@ -205,9 +228,14 @@ class Critics(nn.Module):
         """
         bijector = self._bijector.to(action.device)
         n = self._n if first is None else first
-        x = torch.cat([self.encoder(obs), bijector.unscale(action)], 1).expand(n, -1, -1)
+        seen = self.encoder(obs) if self.gru is None else obs[STATE]
+        x = torch.cat([seen, bijector.unscale(action)], 1).expand(n, -1, -1)
         *hidden, last = self.layers
         return in_float32(last, hidden_layers(x, hidden, self.norms, stats))
+
+    def states(self, sequences: TensorBatch) -> Tensor:
+        """(B, T + n, units) states of the memory, which is not that of the policy and begins with zeros."""
+        return states_of_sequences(cast(Gru, self.gru), self.encoder, sequences, self._burn_in, stored=False)
 
 
 class StackedLinear(nn.Module):

@@ -1,0 +1,201 @@
+"""Agents with a memory: the GRU, states of sequences, targets, losses and errors, row by row; and the policy's states."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from border_cli.agents.dqn.network import QNetwork
+from border_cli.agents.memory import STATE, Gru, gru_step, gru_weights, states_of_sequences
+from border_cli.agents.params import TensorBatch
+from border_cli.core.errors import IncompatibleStateError
+from border_cli.core.spaces import Array, Obs
+from border_cli.core.types import Batch
+from tests.learners import SHAPE, SIZE, batch_of, learn_from, make_learner, observations
+
+MAX_SHARE = 0.9
+
+
+def as_tensors(batch: Batch) -> TensorBatch:
+    extra = {name: torch.from_numpy(rows) for name, rows in batch.extra.items()}
+    obs = {name: torch.from_numpy(rows) for name, rows in batch.obs.items()}
+    numbers = map(torch.from_numpy, (batch.action, batch.reward, batch.discount, batch.terminated))
+    return TensorBatch(obs, *numbers, {}, None, extra)
+
+
+def test_one_time_step_by_hand() -> None:
+    gru = Gru(1, 1, torch.Generator())
+    with torch.no_grad():
+        # rows: r, z, n
+        gru.weight_x[:] = torch.tensor([[1.0], [2.0], [3.0]])
+        gru.weight_h[:] = torch.tensor([[4.0], [5.0], [6.0]])
+        gru.bias_x[:] = torch.tensor([0.1, 0.2, 0.3])
+        gru.bias_h[:] = torch.tensor([0.4, 0.5, 0.6])
+    x, h = 0.5, -0.25
+    r = 1 / (1 + np.exp(-(1 * x + 0.1 + 4 * h + 0.4)))
+    z = 1 / (1 + np.exp(-(2 * x + 0.2 + 5 * h + 0.5)))
+    n = np.tanh(3 * x + 0.3 + r * (6 * h + 0.6))
+    wanted = (1 - z) * n + z * h
+    states, last = gru(torch.tensor([[[x]]]), torch.tensor([[h]]))
+    assert states.item() == last.item() == pytest.approx(wanted)
+    arrays = np.array([[x]], np.float32), np.array([[h]], np.float32)
+    assert gru_step(*arrays, gru_weights(gru)).item() == pytest.approx(wanted)
+
+
+def steps_by_numpy(gru: Gru, features: Array, state: Array) -> list[Array]:
+    states = []
+    for x in features:
+        state = gru_step(x[None], state[None], gru_weights(gru))[0]
+        states.append(state)
+    return states
+
+
+def states_by_hand(gru: Gru, encode: Any, batch: Batch, i: int, stored: bool) -> list[Array]:
+    """States at the rows of sequence i and the observations behind them, one time step after the other."""
+    with torch.no_grad():
+        features = encode({name: torch.from_numpy(rows[i]) for name, rows in batch.obs.items()}).numpy()
+    first, start = batch.extra[STATE][i] if stored else np.zeros((2, gru.units), np.float32)
+    before, after = features[: SHAPE.burn_in], features[SHAPE.burn_in :]
+    if batch.extra["has_burn_in"][i]:
+        start = steps_by_numpy(gru, before, first)[-1]
+    return steps_by_numpy(gru, after, start)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_memory_passes_the_burn_in_first_without_a_gradient(stored: bool) -> None:
+    learner, batch = make_learner("r2d2"), batch_of("r2d2", 1)
+    network = cast(QNetwork, learner.algorithm.networks.online)
+    gru, tensors = cast(Gru, network.gru), as_tensors(batch)
+    tensors.obs["obs.x"].requires_grad_()
+    states = states_of_sequences(gru, network.features, tensors, SHAPE.burn_in, stored)
+    for i in range(SIZE):
+        wanted = states_by_hand(gru, network.features, batch, i, stored)
+        np.testing.assert_allclose(states[i].detach().numpy(), wanted, rtol=1e-4, atol=1e-5)
+    (gradient,) = torch.autograd.grad(states.sum(), tensors.obs["obs.x"])
+    assert not gradient[:, : SHAPE.burn_in].any()
+    assert gradient[:, SHAPE.burn_in :].any((0, 2)).all()
+
+
+def mixed(errors: list[float]) -> float:
+    return MAX_SHARE * max(errors) + (1 - MAX_SHARE) * sum(errors) / len(errors)
+
+
+def test_targets_loss_and_errors_of_r2d2_row_by_row() -> None:
+    learner, batch = make_learner("r2d2"), batch_of("r2d2", 1, weighted=True)
+    networks = learner.algorithm.networks
+    with torch.no_grad():
+        networks.target.value[-1].weight.mul_(2.0)
+        networks.target.advantage[-1].weight.mul_(-1.0)  # another network, with another best action
+    losses, wanted = [], []
+    for i in range(SIZE):
+        q, q_target = (
+            network.outputs(
+                torch.from_numpy(np.stack(states_by_hand(network.gru, network.features, batch, i, True)))
+            )[:, :, 0].detach().numpy()
+            for network in (networks.online, networks.target)
+        )  # fmt: skip
+        errors = []
+        for k in np.flatnonzero(batch.extra["is_valid"][i]):
+            then = batch.extra["next"][i, k]
+            value = 0.0 if batch.terminated[i, k] else q_target[then, q[then].argmax()]
+            target = batch.reward[i, k] + batch.discount[i, k] * value
+            errors.append(abs(float(q[k, batch.action[i, k]] - target)))
+            assert batch.weight is not None
+            losses.append(batch.weight[i] * (0.5 * errors[-1] ** 2 if errors[-1] < 1 else errors[-1] - 0.5))
+        wanted.append(mixed(errors))
+    (given,) = learn_from(learner, batch)
+    np.testing.assert_allclose(given, wanted, rtol=1e-3, atol=1e-5)
+    record = learner.take_record()
+    assert record is not None
+    assert record.values["agent/loss"] == pytest.approx(np.mean(losses), rel=1e-3)
+
+
+def test_targets_loss_and_errors_of_rsac_row_by_row() -> None:
+    learner, batch = make_learner("rsac", entropy_coef=0.25), batch_of("rsac", 1, weighted=True)
+    algorithm: Any = learner.algorithm
+    networks, bijector, rows = algorithm.networks, algorithm.constants.bijector, SHAPE.length
+    with torch.no_grad():
+        networks.critics_target.gru.weight_x.mul_(0.5)
+    state = algorithm.rng.bit_generator.state
+    noise = algorithm.noise(SIZE).next_action.view(SIZE, rows, -1)
+    algorithm.rng.bit_generator.state = state
+    losses, wanted = [], []
+
+    def states(network: Any, i: int, stored: bool = False) -> Any:
+        return torch.from_numpy(np.stack(states_by_hand(network.gru, network.encoder, batch, i, stored)))
+
+    for i in range(SIZE):
+        of_policy = states(networks.policy, i, stored=True)
+        of_critics, of_target = states(networks.critics, i), states(networks.critics_target, i)
+        errors = []
+        for k in np.flatnonzero(batch.extra["is_valid"][i]):
+            then = slice(batch.extra["next"][i, k], batch.extra["next"][i, k] + 1)
+            with torch.no_grad():
+                now = networks.policy({STATE: of_policy[then]})
+                u = now.mean + now.std * noise[i, k]
+                log_prob = bijector.log_prob(u, now.mean, now.std).item()
+                values = networks.critics_target({STATE: of_target[then]}, bijector.squash(u))
+                action = torch.from_numpy(batch.action[i, k : k + 1]).flatten(1)
+                q = networks.critics({STATE: of_critics[k : k + 1]}, action).flatten()
+            value = 0.0 if batch.terminated[i, k] else values.min().item() - 0.25 * log_prob
+            target = float(batch.reward[i, k] + batch.discount[i, k] * value)
+            errors.append(float((q - target).abs().mean()))
+            assert batch.weight is not None
+            losses.append(batch.weight[i] * float(0.5 * (q - target).square().sum()))
+        wanted.append(mixed(errors))
+    (given,) = learn_from(learner, batch)
+    np.testing.assert_allclose(given, wanted, rtol=1e-3, atol=1e-4)
+    record = learner.take_record()
+    assert record is not None
+    assert record.values["agent/critic_loss"] == pytest.approx(np.mean(losses), rel=1e-3)
+
+
+@pytest.mark.parametrize("agent", ["r2d2", "rsac"])
+def test_a_policy_remembers_each_environment_until_its_episode_ends(agent: str) -> None:
+    policy: Any = make_learner(agent).policy
+    policy.params.mul_(3.0)
+    obs = observations(0, 6)
+    seen = lambda *rows: {name: values[list(rows)] for name, values in obs.items()}  # noqa: E731
+
+    def steps(*rows: int, env_ix: int) -> list[Array]:
+        states = []
+        for row in rows:
+            policy.sample(seen(row), 10**6, [env_ix])
+            states.append(policy.extras()[STATE][0])
+        return states
+
+    alone = steps(0, 1, 2, env_ix=7)
+    assert not alone[0].any() and alone[1].any() and (alone[1] != alone[2]).any()
+    policy.sample(seen(0, 3), 10**6, [1, 0])
+    policy.sample(seen(4, 1), 10**6, [0, 1])
+    together = policy.extras()[STATE]
+    np.testing.assert_allclose(together[1], alone[1], rtol=1e-5, atol=1e-6)  # by environment, in any order
+    saved = json.loads(json.dumps(policy.generator_state()))
+    policy.begin_episode(7)
+    assert (steps(0, 1, env_ix=7)[1] == alone[1]).all()
+    policy.load_generator_state(saved)
+    np.testing.assert_allclose(steps(2, env_ix=1)[0], alone[2], rtol=1e-5, atol=1e-6)
+    other: Any = make_learner(agent, gru=3).policy
+    with pytest.raises(IncompatibleStateError, match="does not have 3 units"):
+        other.load_generator_state(saved)
+
+
+def remembered(policy: Any, obs: Obs) -> Array:
+    policy.sample(obs, 10**6)
+    return np.array(policy.extras()[STATE])
+
+
+@pytest.mark.parametrize("agent", ["r2d2", "rsac"])
+def test_numpy_and_torch_remember_the_same(agent: str) -> None:
+    policies: list[Any] = [make_learner(agent).policy for _ in range(2)]
+    policies[1]._arrays = None
+    for policy in policies:
+        policy.eval()
+    for seed in range(4):
+        first, second = (remembered(policy, observations(seed, 5)) for policy in policies)
+        np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-6)
+    assert first.any()
