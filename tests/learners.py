@@ -11,6 +11,8 @@ from gymnasium import spaces
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.memory import STATE
+from border_cli.agents.nets import Encoder, arrays_of
+from border_cli.agents.numpy_policy import Network
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
@@ -115,6 +117,13 @@ def sequences_of(rows: Batch, config: Any, rng: np.random.Generator) -> Batch:
             "next": np.minimum(place + 1, end),
         },
     )  # fmt: skip
+
+
+def encoded_by_numpy(encoder: Encoder, obs: Obs) -> Array:
+    """The vector that an encoder makes of observations, as numpy computes it."""
+    arrays = {f"encoder.{name}": array for name, array in (arrays_of(encoder) or {}).items()}
+    _, encoded, _ = Network({"encoder": encoder.described()}, arrays)(obs)
+    return np.asarray(encoded)
 
 
 class OneBatchBuffer:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.memory import STATE, Memory
-from border_cli.agents.nets import Encoder
+from border_cli.agents.nets import Encoder, numpy_network
 from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
 from border_cli.core.errors import IncompatibleStateError, UsageError
 from border_cli.core.metrics import Record, declare
@@ -31,13 +31,6 @@ from border_cli.core.types import ModelInfo
 from border_cli.runtime import seeding
 
 declare("agent/lr", "rate", "learning rate of the last opt step, where a schedule lowers it")
-
-
-class NetworkArrays(Protocol):
-    """The network of a policy computed by numpy."""
-
-    def copy_params(self) -> None:
-        """Use a copy of the parameters as they are now."""
 
 
 class NetworkPolicy(ABC):
@@ -61,11 +54,11 @@ class NetworkPolicy(ABC):
     ) -> None:
         self.params = params
         self._shared = shared
-        self._arrays: NetworkArrays | None = None
         self._views: tuple[dict[str, Array], Array] | None = None  # of parameters on the CPU
         self.version = 0
         self._layout = layout
         self._network = layout.bind(params)
+        self._arrays = numpy_network(self._network)
         self._rng = seeding.generator(seed, seeding.ACTOR, actor, incarnation, 1)
         self._seed = seed
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)

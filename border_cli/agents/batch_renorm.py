@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-
-from border_cli.core.spaces import Array
 
 _EPS = 1e-3
 _MOMENTUM = 0.01
@@ -38,6 +35,8 @@ class BatchRenorm(nn.Module):
     shape: that of one normalised row, such as (n,), or (critics, 1, n) for stacked critics.
     """
 
+    kind, eps = "norm", _EPS
+
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
@@ -65,11 +64,3 @@ class BatchRenorm(nn.Module):
             d = ((batch_mean - mean) / std).clamp(-_MOST_SHIFT, _MOST_SHIFT)
             r, d = torch.where(stats.is_warm, r, 1.0), torch.where(stats.is_warm, d, 0.0)
         return ((x - batch_mean) / batch_std * r + d) * weight + bias
-
-    def affine(self) -> tuple[Array, Array]:
-        """(n,) scale and shift that normalise when acting: y = scale·x + shift."""
-        weight, bias, mean, variance = (
-            part.detach().numpy() for part in (self.weight, self.bias, self.mean, self.variance)
-        )
-        scale = weight / np.sqrt(np.maximum(variance, 0.0) + np.float32(_EPS))
-        return scale, bias - scale * mean

@@ -27,6 +27,8 @@ class Gru(nn.Module):
     weights: of r, z and n one below the other. Initially uniform in ±1/√units, from the given generator.
     """
 
+    kind = "gru"
+
     def __init__(self, n_in: int, units: int, generator: torch.Generator) -> None:
         super().__init__()
         self.units = units
@@ -45,24 +47,6 @@ class Gru(nn.Module):
     def _run(self, x: Tensor, state: Tensor) -> Any:
         weights = (self.weight_x, self.weight_h, self.bias_x, self.bias_h)
         return torch.gru(x, state, weights, True, 1, 0.0, False, False, True)
-
-
-def gru_step(x: Array, state: Array, weights: Sequence[Array]) -> Array:
-    """One time step of a `Gru` by numpy: (B, n_in) and (B, units) → (B, units). weights: those of `gru_weights`."""
-    of_x, of_state, bias_x, bias_state = weights
-    units = state.shape[1]
-    a, b = x @ of_x + bias_x, state @ of_state + bias_state
-    gates = 1.0 / (1.0 + np.exp(-(a + b)[:, : 2 * units]))
-    r, z = gates[:, :units], gates[:, units:]
-    new: Array = np.tanh(a[:, 2 * units :] + r * b[:, 2 * units :])
-    new += z * (state - new)
-    return new
-
-
-def gru_weights(gru: Gru) -> list[Array]:
-    """The parameters as arrays, transposed views: of x, of the state, and their biases."""
-    parameters = (gru.weight_x, gru.weight_h, gru.bias_x, gru.bias_h)
-    return [parameter.detach().numpy().T for parameter in parameters]
 
 
 def states_of_sequences(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from border_cli.agents.batch_renorm import BatchRenorm
+from border_cli.agents.numpy_policy import Network
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, Obs, ObsLeaf, ObsSpec
 
@@ -64,6 +65,38 @@ class Encoder(nn.Module):
         parts += [part(obs[name]) for name, part in zip(self.normalized, self.normalizers, strict=True)]
         parts += [part(obs[leaf.name]) for leaf, part in zip(self._images, self.convolutions, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def described(self) -> list[dict[str, Any]]:
+        """The parts of the vector in order, as `numpy_policy.Network` reads them; `at` begins the names of their arrays."""
+        parts, how = list[dict[str, Any]](), dict[str, Any]()
+        for leaf in self.vectors:
+            if leaf.categories:
+                is_image = leaf.kind == "box"
+                axis, scale = (leaf.channel_axis, one_hot_scale(leaf)) if is_image else (None, 1.0)
+                how = {"categories": leaf.categories, "axis": axis, "scale": scale}
+                parts.append({"name": leaf.name, "as": "one-hot", **how})
+            else:
+                low, span = scaled_span(leaf)
+                parts.append({"name": leaf.name, "as": "numbers", "low": low, "span": span})
+        for i, (name, part) in enumerate(zip(self.normalized, self.normalizers, strict=True)):
+            normalizer = cast(Normalizer, part)
+            how = {"at": f"encoder.normalizers.{i}", "stack": normalizer.shape[0], "limit": normalizer.limit}
+            parts.append({"name": name, "as": "normalized", **how})
+        for i, convolutions in enumerate(cast(Sequence[Convolutions], self.convolutions)):
+            leaf, layers = convolutions.leaf, cast(Sequence[_Convolution], convolutions.layers)
+            assert leaf.low is not None and leaf.high is not None
+            how = {
+                "at": f"encoder.convolutions.{i}",
+                "channels": "stack" if len(leaf.shape) == 3 and leaf.stack > 1 else "axis",
+                "axis": leaf.channel_axis,
+                "low": leaf.low,
+                "scale": 1.0 / (leaf.high - leaf.low),
+                "layers": [
+                    (layer.kernel_size[0], layer.stride[0], int(layer.padding[0])) for layer in layers
+                ],
+            }
+            parts.append({"name": leaf.name, "as": "image", **how})
+        return parts
 
     def statistics(self) -> list[Tensor]:
         """The statistics of all normalised leaves."""
@@ -140,100 +173,12 @@ class Normalizer(nn.Module):
         return self.mean.lerp(mean, weight), variance.sqrt(), count
 
 
-def _flatten_array(leaf: ObsLeaf, value: Array) -> Array:
-    """`_flatten` for arrays."""
-    flat = value.reshape(len(value), -1)
-    if leaf.categories:
-        coded = np.moveaxis(value, leaf.channel_axis, -1) if leaf.kind == "box" else flat
-        hot = [coded[..., i, None] == np.arange(n) for i, n in enumerate(leaf.categories)]
-        ones = np.concatenate(hot, axis=-1, dtype=np.float32).reshape(len(value), -1)
-        return ones * np.float32(one_hot_scale(leaf)) if leaf.kind == "box" else ones
-    numbers = flat.astype(np.float32, copy=False)
-    low, span = scaled_span(leaf)
-    return numbers if (low, span) == (0.0, 1.0) else (numbers - np.float32(low)) / np.float32(span)
-
-
 def one_hot_scale(leaf: ObsLeaf) -> float:
     """What replaces the ones of an image of n categories: 1/√n, so that their vector has length 1.
 
     With ones, an opt step changes the first layer's outputs by about n times the learning rate, and the values stay noisy.
     """
     return 1.0 / math.sqrt(math.prod(leaf.shape))
-
-
-class EncoderArrays:
-    """`Encoder.forward` by numpy, for an encoder without images on the CPU. Its statistics are used in place."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._vectors = encoder.vectors
-        self._normalized = [
-            (name, part.shape, part.mean.numpy(), part.std.numpy())
-            for name, part in zip(
-                encoder.normalized, cast(list[Normalizer], encoder.normalizers), strict=True
-            )
-        ]
-
-    def __call__(self, obs: Obs) -> Array:
-        """{name: (B, ...)} of finite numbers → (B, features)."""
-        parts = [_flatten_array(leaf, obs[leaf.name]) for leaf in self._vectors]
-        for name, shape, mean, std in self._normalized:
-            value = obs[name]
-            x = value.reshape(len(value), *shape).astype(np.float32, copy=False)
-            z: Array = (x - mean) / std
-            z.clip(-_MAX_NORMALIZED, _MAX_NORMALIZED, out=z)
-            parts.append(z.reshape(len(z), -1))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-_NO_ARRAYS: Iterator[Array] = iter(())
-
-
-class DenseArrays:
-    """Linear layers with ReLU between them, computed by numpy: for the few rows of an actor in half of torch's time.
-
-    Args:
-        layers: `Linear` and `NoisyLinear` layers on the CPU. Their parameters are used in place, until `copy_params`.
-        relu_at_end: whether ReLU follows the last layer too.
-        norms: none, or what normalises the input of each layer, and the result.
-    """
-
-    def __init__(
-        self, layers: Sequence[nn.Module], relu_at_end: bool = False, norms: Sequence[nn.Module] = ()
-    ) -> None:
-        self._layers = [
-            [p.detach().numpy().T for p in (layer.weight, layer.bias, *_deviations(layer))]
-            for layer in cast(Sequence[Linear], layers)
-        ]
-        self._in_place = self._layers
-        self._n_relu = len(layers) if relu_at_end else len(layers) - 1
-        self._norms = cast(Sequence[BatchRenorm], norms)
-        self._affine: list[tuple[Array, Array]] = []  # of the norms, once there is a copy of the parameters
-
-    def copy_params(self) -> None:
-        """Use a copy of the parameters as they are now, transposed in memory: a quarter of the time for 8 rows of 256."""
-        self._layers = [[np.array(p, order="C") for p in layer] for layer in self._in_place]
-        self._affine = [norm.affine() for norm in self._norms]
-
-    def __call__(self, x: Array, noise: Iterator[Array] = _NO_ARRAYS) -> Array:
-        """(B, n_in) → (B, n_out). noise: gives each noisy layer the next part of `scaled_noise`; empty for mean weights."""
-        affine = self._affine or [norm.affine() for norm in self._norms]
-        for i, (weight, bias, *deviations) in enumerate(self._layers):
-            if affine:
-                x = x * affine[i][0] + affine[i][1]
-            y = x @ weight
-            y += bias
-            if deviations and (part := next(noise, None)) is not None:
-                # x·(σ ⊙ ε_out ⊗ ε_in)ᵀ = ((x ⊙ ε_in)·σᵀ) ⊙ ε_out, without the noisy weights themselves
-                of_inputs, of_outputs = part[: x.shape[1]], part[x.shape[1] :]
-                y += ((x * of_inputs) @ deviations[0] + deviations[1]) * of_outputs
-            if i < self._n_relu:
-                np.maximum(y, 0.0, out=y)
-            x = y
-        return x * affine[-1][0] + affine[-1][1] if affine else x
-
-
-def _deviations(layer: nn.Module) -> tuple[Tensor, ...]:
-    return (layer.weight_std, layer.bias_std) if isinstance(layer, NoisyLinear) else ()
 
 
 def _flatten(leaf: ObsLeaf, value: Tensor) -> Tensor:
@@ -272,6 +217,35 @@ def described(leaf: ObsLeaf, channels: Sequence[int], normalize: bool) -> str:
     return f"{leaf.name} {leaf.shape} {leaf.dtype}: {how}{scaled}"
 
 
+def layer_list(
+    network: nn.Module, layers: Iterable[nn.Module], relu_at_end: bool = False
+) -> list[dict[str, Any]]:
+    """Layers of a network as `numpy_policy.Network` reads them. ReLU follows each linear one but the last, or that too."""
+    names, entries = {module: name for name, module in network.named_modules()}, list[dict[str, Any]]()
+    for layer in layers:
+        entry = {"kind": layer.kind, "at": names[layer], "relu": isinstance(layer, Linear)}
+        entries.append(entry | ({"eps": layer.eps} if isinstance(layer, BatchRenorm) else {}))
+    if entries:
+        entries[-1]["relu"] &= relu_at_end
+    return entries
+
+
+def numpy_network(network: Any) -> Network | None:
+    """The network as numpy computes it, with its parameters in place; None where torch is faster, or they are on a GPU."""
+    if not hasattr(network, "described") or network.encoder.has_images:
+        return None
+    description, arrays = network.described(), arrays_of(network)
+    return None if arrays is None or "levels" in description else Network(description, arrays)
+
+
+def arrays_of(network: nn.Module) -> dict[str, Array] | None:
+    """Parameters and buffers as arrays that share their memory; None if they are not in the main memory."""
+    tensors = dict((*network.named_parameters(), *network.named_buffers()))
+    if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        return None
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+
+
 def to_tensors(obs: Obs, device: torch.device) -> dict[str, Tensor]:
     """Arrays as tensors; on the CPU they share memory."""
     return {name: torch.from_numpy(rows).to(device) for name, rows in obs.items()}
@@ -296,6 +270,8 @@ def _draw(layer: nn.Module, bound: float, generator: torch.Generator) -> None:
 class Linear(nn.Linear):
     """A linear layer with torch's initialisation, uniform in ±1/√inputs, from the given generator."""
 
+    kind = "linear"
+
     def __init__(self, n_in: int, n_out: int, generator: torch.Generator) -> None:
         super().__init__(n_in, n_out)
         _draw(self, n_in**-0.5 if n_in else 0.0, generator)
@@ -312,6 +288,8 @@ class NoisyLinear(Linear):
 
     The weights are μ + σ·(ε_out ⊗ ε_in) with learned μ and σ; σ is initially std/√inputs. noise_size: length of its noise.
     """
+
+    kind = "noisy"
 
     def __init__(self, n_in: int, n_out: int, generator: torch.Generator, std: float) -> None:
         super().__init__(n_in, n_out, generator)

@@ -13,18 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from border_cli.agents import numpy_policy
 from border_cli.agents.agent import NetworkPolicy
 from border_cli.agents.dqn.agent import DqnPolicy
-from border_cli.agents.dqn.network import QNetwork
-from border_cli.agents.dsac.agent import DsacNetwork, DsacPolicy
-from border_cli.agents.memory import STATE, Gru, gru_weights
-from border_cli.agents.nets import Convolutions, Encoder, Normalizer, one_hot_scale, scaled_span
+from border_cli.agents.dsac.agent import DsacPolicy
+from border_cli.agents.memory import STATE
+from border_cli.agents.nets import arrays_of
 from border_cli.agents.sac.agent import SacPolicy
-from border_cli.agents.sac.network import MEAN_RANGE, PolicyNetwork, TanhBijector
+from border_cli.agents.sac.network import MEAN_RANGE, TanhBijector
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf
-from border_cli.export import numpy_policy
 
 OPSET = 17
 
@@ -144,135 +143,35 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
 
 
 def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info: bool) -> None:
-    arrays: dict[str, Array] = {}
-    if type(policy) is DqnPolicy:
-        description = _described_values(policy, arrays)
-    elif type(policy) is DsacPolicy:
-        description = _described_logits(policy, arrays)
-    elif type(policy) is SacPolicy:
-        description = _described_actions(policy, spec, arrays)
-    else:
+    if type(policy) not in (DqnPolicy, DsacPolicy, SacPolicy):
         raise UsageError("format=numpy is for border-cli's own agents", allowed="format=onnx")
+    own = cast(NetworkPolicy, policy)
+    network: Any = own.network
+    description, arrays = {"network": network.described()}, arrays_of(network)
+    assert arrays is not None  # exported policies are on the CPU
+    if isinstance(policy, SacPolicy):
+        low, high = inner_bounds(spec.action)
+        middle, half_range = TanhBijector(spec.action).arrays
+        bounds = {"middle": middle, "half_range": half_range, "low": low, "high": high}
+        arrays |= {f"action/{name}": bound for name, bound in bounds.items()}
+        unlimited = -np.finfo(np.float32).max.item(), np.finfo(np.float32).max.item()
+        description |= {"kind": "action", "clip": MEAN_RANGE if network.is_state_dependent else unlimited}
+    else:  # the most probable action of DSAC is that of the largest logit
+        is_categorical = isinstance(policy, DqnPolicy) and policy.is_categorical
+        if isinstance(policy, DqnPolicy) and is_categorical:
+            arrays["atoms"] = policy.atoms
+        description |= {"kind": "values", "head": "categorical" if is_categorical else "mean"}
+        description["network"]["actions"] = network.n_actions
     action = {"start": spec.action.start, "shape": spec.action.shape, "dtype": spec.action.dtype}
     inputs = [
-        {"name": leaf.name, "path": leaf.path, "shape": leaf.shape, "dtype": leaf.dtype}
+        {"name": leaf.name, "path": leaf.path, "shape": leaf.shape, "dtype": leaf.dtype, "start": leaf.start}
         for leaf in spec.obs.leaves
     ]
-    description |= {"inputs": inputs, "action": action, "mask": spec.mask, "mask_in_info": mask_in_info}
+    description |= {"inputs": inputs, "action": action, "units": own.memory_units}
+    description |= {"mask": spec.mask, "mask_in_info": mask_in_info}
     (folder / "policy.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
     np.savez(folder / "policy.npz", **arrays)  # type: ignore[arg-type]
     shutil.copyfile(str(numpy_policy.__file__), folder / "policy.py")
-
-
-def _described_values(policy: DqnPolicy, arrays: dict[str, Array]) -> dict[str, Any]:
-    network = cast(QNetwork, policy.network)
-    for name, layers in (("trunk", network.trunk), ("top", network.top), ("value", network.value_layers)):
-        _add_layers(arrays, name, layers)
-    if network.is_implicit:
-        _add_layers(arrays, "levels", [network.levels])
-    _add_memory(arrays, network.gru)
-    is_categorical = policy.is_categorical
-    if is_categorical:
-        arrays["atoms"] = policy.atoms
-    return {
-        "kind": "values",
-        "head": "categorical" if is_categorical else "mean",
-        "levels": network.act_quantiles if network.is_implicit else 0,
-        "actions": network.n_actions,
-        "encoder": _described_encoder(network.encoder, arrays),
-    }
-
-
-def _described_logits(policy: DsacPolicy, arrays: dict[str, Array]) -> dict[str, Any]:
-    """As values: the most probable action is that of the largest logit."""
-    network = cast(DsacNetwork, policy.network)
-    _add_layers(arrays, "trunk", list(network.layers))
-    _add_layers(arrays, "top", [network.out])
-    return {
-        "kind": "values",
-        "head": "mean",
-        "levels": 0,
-        "actions": network.n_actions,
-        "encoder": _described_encoder(network.encoder, arrays),
-    }
-
-
-def _described_actions(policy: SacPolicy, spec: EnvSpec, arrays: dict[str, Array]) -> dict[str, Any]:
-    network = cast(PolicyNetwork, policy.network)
-    is_after_memory = network.gru is not None
-    _add_layers(arrays, "hidden" if is_after_memory else "trunk", list(network.layers), list(network.norms))
-    _add_memory(arrays, network.gru)
-    _add_layers(arrays, "out", [network.out], list(network.norms)[-1:])
-    middle, half_range = TanhBijector(spec.action).arrays
-    low, high = inner_bounds(spec.action)
-    arrays |= {
-        "action/middle": middle,
-        "action/half_range": half_range,
-        "action/low": low,
-        "action/high": high,
-    }
-    unlimited = -np.finfo(np.float32).max.item(), np.finfo(np.float32).max.item()
-    return {
-        "kind": "action",
-        "action_size": len(low),
-        "clip": MEAN_RANGE if network.is_state_dependent else unlimited,
-        "encoder": _described_encoder(network.encoder, arrays),
-    }
-
-
-def _add_layers(arrays: dict[str, Array], name: str, layers: Any, norms: Any = ()) -> None:
-    """Add weights (n_in, n_out) and biases. What normalises the input of a layer, y = scale·x + shift, becomes a part of
-    it: y @ W + b = x @ (scale·W) + (shift @ W + b).
-    """
-    for i, layer in enumerate(layers):
-        weight, bias = layer.weight.detach().numpy().T.copy(), layer.bias.detach().numpy().copy()
-        if norms:
-            scale, shift = norms[i].affine()
-            weight, bias = scale[:, None] * weight, shift @ weight + bias
-        arrays[f"{name}/{i}/weight"], arrays[f"{name}/{i}/bias"] = weight, bias
-
-
-def _add_memory(arrays: dict[str, Array], gru: Gru | None) -> None:
-    if gru is not None:
-        names = ("weight_x", "weight_h", "bias_x", "bias_h")
-        arrays |= {f"{STATE}/{name}": a.copy() for name, a in zip(names, gru_weights(gru), strict=True)}
-
-
-def _described_encoder(encoder: Encoder, arrays: dict[str, Array]) -> list[dict[str, Any]]:
-    """The parts of the vector that the network sees, in order."""
-    parts: list[dict[str, Any]] = []
-    for leaf in encoder.vectors:
-        if leaf.categories:
-            is_image = leaf.kind == "box"
-            axis, scale = (leaf.channel_axis, one_hot_scale(leaf)) if is_image else (None, 1.0)
-            one_hot = {"categories": leaf.categories, "start": leaf.start, "axis": axis, "scale": scale}
-            parts.append({"name": leaf.name, "as": "one-hot", **one_hot})
-        else:
-            low, span = scaled_span(leaf)
-            parts.append({"name": leaf.name, "as": "numbers", "low": low, "span": span})
-    for name, part in zip(encoder.normalized, encoder.normalizers, strict=True):
-        normalizer = cast(Normalizer, part)
-        arrays[f"{name}/mean"] = normalizer.mean.detach().numpy().copy()
-        arrays[f"{name}/std"] = normalizer.std.detach().numpy().copy()
-        parts.append(
-            {"name": name, "as": "normalized", "stack": normalizer.shape[0], "limit": normalizer.limit}
-        )
-    for convolutions in cast(list[Convolutions], list(encoder.convolutions)):
-        leaf, layers = convolutions.leaf, cast(list[nn.Conv2d], list(convolutions.layers))
-        for i, layer in enumerate(layers):
-            arrays[f"{leaf.name}/{i}/weight"] = layer.weight.detach().numpy().copy()
-            assert layer.bias is not None
-            arrays[f"{leaf.name}/{i}/bias"] = layer.bias.detach().numpy().copy()
-        assert leaf.low is not None and leaf.high is not None
-        image = {
-            "channels": "stack" if len(leaf.shape) == 3 and leaf.stack > 1 else "axis",
-            "axis": leaf.channel_axis,
-            "low": leaf.low,
-            "scale": 1.0 / (leaf.high - leaf.low),
-            "layers": [(layer.kernel_size[0], layer.stride[0], int(layer.padding[0])) for layer in layers],
-        }
-        parts.append({"name": leaf.name, "as": "image", **image})
-    return parts
 
 
 # -- README ------------------------------------------------------------------

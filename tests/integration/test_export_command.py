@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import border_cli
+from border_cli.agents import numpy_policy
 from border_cli.cli.eval import export as main
-from border_cli.export import numpy_policy
 
 
 def test_a_run_is_exported_and_the_policy_acts_as_the_loaded_model(

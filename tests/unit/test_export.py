@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from border_cli.agents import numpy_policy
 from border_cli.agents.dqn.agent import NO_NOISE, DqnPolicy, Noise
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, Array, Obs
-from border_cli.export import numpy_policy
 from border_cli.export.write import inner_bounds, write_policy
 from tests.exported import (
     BOXED,

@@ -11,7 +11,6 @@ import torch
 from border_cli.agents.nets import (
     Convolutions,
     Encoder,
-    EncoderArrays,
     channels_first,
     described,
     image_shape,
@@ -19,6 +18,7 @@ from border_cli.agents.nets import (
 )
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ObsLeaf, ObsSpec
+from tests.learners import encoded_by_numpy
 
 
 def leaf(shape: tuple[int, ...], stack: int = 1, high: float | None = 255.0, dtype: str = "uint8") -> ObsLeaf:
@@ -136,7 +136,7 @@ def test_categories_are_one_hot_coded_per_channel_and_unknown_ones_are_zeros(sta
     expected = [[0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0] * stack]
     for encoded in (
         encoder({"obs": torch.from_numpy(values)}).numpy(),
-        EncoderArrays(encoder)({"obs": values}),
+        encoded_by_numpy(encoder, {"obs": values}),
     ):
         assert encoded.dtype == np.float32
         np.testing.assert_allclose(encoded, np.array(expected) / np.sqrt(9 * stack), rtol=1e-6)
@@ -150,7 +150,7 @@ def test_channels_of_categories_may_come_first() -> None:
     encoder = Encoder(ObsSpec((image,)), [8], generator())
     for encoded in (
         encoder({"obs": torch.from_numpy(values)}).numpy(),
-        EncoderArrays(encoder)({"obs": values}),
+        encoded_by_numpy(encoder, {"obs": values}),
     ):
         hot = np.round(encoded.reshape(3, 4, 7) * np.sqrt(24), 5)
         assert hot[1, 2].tolist() == [0, 0, 0, 0, 1, 1, 0]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from border_cli.agents.dqn.network import QNetwork
-from border_cli.agents.memory import STATE, Gru, gru_step, gru_weights, states_of_sequences
+from border_cli.agents.memory import STATE, Gru, states_of_sequences
+from border_cli.agents.numpy_policy import _ARRAYS, _feed
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import Array, Obs
@@ -42,14 +43,15 @@ def test_one_time_step_by_hand() -> None:
     wanted = (1 - z) * n + z * h
     states, last = gru(torch.tensor([[[x]]]), torch.tensor([[h]]))
     assert states.item() == last.item() == pytest.approx(wanted)
-    arrays = np.array([[x]], np.float32), np.array([[h]], np.float32)
-    assert gru_step(*arrays, gru_weights(gru)).item() == pytest.approx(wanted)
+    assert steps_by_numpy(gru, np.array([[x]]), np.array([h]))[0].item() == pytest.approx(wanted)
 
 
 def steps_by_numpy(gru: Gru, features: Array, state: Array) -> list[Array]:
+    layers = [("gru", False, [getattr(gru, name).detach().numpy().T for name in _ARRAYS["gru"]])]
     states = []
     for x in features:
-        state = gru_step(x[None], state[None], gru_weights(gru))[0]
+        _, after = _feed(layers, x[None], state=state[None])
+        state = after[0]
         states.append(state)
     return states
 

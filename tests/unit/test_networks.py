@@ -13,11 +13,11 @@ from gymnasium import spaces
 from border_cli.agents.dqn.agent import DqnPolicy, make_agent, make_policy
 from border_cli.agents.dqn.config import HEADS, DqnConfig
 from border_cli.agents.dqn.loss import DqnNetworks, DqnState, make_head, opt_step
-from border_cli.agents.dqn.network import NO_NOISE, Noise, QArrays, QNetwork
-from border_cli.agents.nets import Encoder, NoisyLinear, scaled_noise, to_tensors
+from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
+from border_cli.agents.nets import Encoder, NoisyLinear, numpy_network, scaled_noise, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.agents.sac.config import SacConfig, Td3Config
-from border_cli.agents.sac.network import PolicyArrays, PolicyNetwork
+from border_cli.agents.sac.network import PolicyNetwork
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.envs.gym_spaces import env_spec
 
@@ -169,14 +169,14 @@ def test_the_q_network(settings: dict[str, Any], rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
     network = QNetwork(spec, DqnConfig(**settings), generator)
     set_statistics(network.encoder)
-    assert QArrays.allowed(network)
-    arrays, obs = QArrays(network), mixed_observations(rows)
+    arrays, obs = numpy_network(network), mixed_observations(rows)
+    assert arrays is not None
     before = {name: rows.copy() for name, rows in obs.items()}
     normal = torch.randn(network.noise_size, generator=generator) if network.noise_size else None
     for noise in (NO_NOISE, Noise(normal=normal)):
         with torch.no_grad():
             wanted = network(to_tensors(obs, CPU), noise).numpy()
-        q, _ = arrays(obs, None if noise.normal is None else noise.normal.numpy())
+        q, *_ = arrays(obs, None if noise.normal is None else noise.normal.numpy())
         np.testing.assert_allclose(q, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
     assert all((obs[name] == before[name]).all() for name in obs), "observations are not changed"
 
@@ -214,6 +214,10 @@ def test_the_policy_network(config: SacConfig, rows: int) -> None:
     obs = mixed_observations(rows)
     with torch.no_grad():
         wanted = network(to_tensors(obs, CPU))
-    for part, name in zip(PolicyArrays(network)(obs), ("mean", "std", "features"), strict=True):
+    arrays = numpy_network(network)
+    assert arrays is not None
+    out, features, _ = arrays(obs)
+    parameters = network.parameters_of_arrays(out, features)
+    for part, name in zip(parameters, ("mean", "std", "features"), strict=True):
         torch_values = getattr(wanted, name).numpy()
         np.testing.assert_allclose(part, torch_values, rtol=1e-4, atol=1e-5 * np.abs(torch_values).max())

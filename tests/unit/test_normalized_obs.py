@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from border_cli.agents.agent import NetworkAgent, update_statistics
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.nets import Encoder, EncoderArrays, is_normalizable
+from border_cli.agents.nets import Encoder, is_normalizable
 from border_cli.agents.params import TensorBatch
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from tests import learners
-from tests.learners import learn, learn_from, make_learner
+from tests.learners import encoded_by_numpy, learn, learn_from, make_learner
 
 T = torch.tensor
 DISCRETE = ActionSpec("discrete", n=2)
@@ -134,7 +134,7 @@ def test_only_floats_and_wide_integers_are_normalised() -> None:
     kept = [0.2, 0.0, 0.0, 1.0, 1.0, 1.0, *[1.0] * 25]
     assert encoder(obs)[0].tolist() == pytest.approx([*kept, -0.5, -0.5, -0.5, 4.0, 10.0])
     arrays = {name: tensor.numpy() for name, tensor in obs.items()}
-    encoded = EncoderArrays(encoder)(arrays)
+    encoded = encoded_by_numpy(encoder, arrays)
     assert encoded.dtype == np.float32 and encoded.tolist() == encoder(obs).tolist()
 
 

@@ -15,12 +15,7 @@ from torch import Tensor
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
 from border_cli.agents.dqn import loss
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.network import (
-    NO_NOISE,
-    Noise,
-    QArrays,
-    QNetwork,
-)
+from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.memory import Memory, state_column
 from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
@@ -154,9 +149,7 @@ class DqnPolicy(NetworkPolicy):
         self._head = loss.make_head(config)
         self._config = config
         self._epsilon = epsilon_schedule(config, actor, n_actors)
-        network = cast(QNetwork, self._network)
-        self._noise_size = network.noise_size
-        self._arrays: QArrays | None = QArrays(network) if QArrays.allowed(network) else None
+        self._noise_size = cast(QNetwork, self._network).noise_size
         self._memory = None if config.gru is None else Memory(config.gru)
 
     def action_values(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
@@ -178,11 +171,11 @@ class DqnPolicy(NetworkPolicy):
         """(B, n, k) outputs of the network; see `action_values`."""
         if self._memory is not None and env_ix is not None:
             self._memory.select(env_ix)
-        state = None if self._memory is None else self._memory.before
+        state, outputs, after = None if self._memory is None else self._memory.before, np.empty(0), None
         if self._arrays is not None:
             normal = None if noise.normal is None else noise.normal.numpy()
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                outputs, after = self._arrays(obs, normal, state)
+                outputs, _, after = self._arrays(obs, normal, state)
         else:
             network, tensors = cast(QNetwork, self._network), to_tensors(obs, self.params.device)
             with torch.inference_mode():

@@ -12,26 +12,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from border_cli.agents.dqn.config import DqnConfig, atoms_of
-from border_cli.agents.memory import Gru, gru_step, gru_weights, states_of_sequences
-from border_cli.agents.nets import (
-    DenseArrays,
-    Encoder,
-    EncoderArrays,
-    Linear,
-    NoisyLinear,
-    in_float32,
-    scaled_noise,
-)
+from border_cli.agents.memory import Gru, states_of_sequences
+from border_cli.agents.nets import Encoder, Linear, NoisyLinear, in_float32, layer_list, scaled_noise
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.quantiles import midpoints
-from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.spaces import EnvSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,54 +132,27 @@ class QNetwork(nn.Module):
             out = value + out - out.mean(-2, keepdim=True)  # Q = V + A - mean over the actions of A
         return out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
 
+    def described(self) -> dict[str, Any]:
+        """See `numpy_policy.Network`."""
+        memory = [] if self.gru is None else layer_list(self, [self.gru])
+        description = {
+            "encoder": self.encoder.described(),
+            "layers": layer_list(self, self.trunk, relu_at_end=True) + memory,
+            "out": layer_list(self, self.top),
+            "value": layer_list(self, self.value_layers),
+            "actions": self.n_actions,
+        }
+        if self.is_implicit:
+            embedding = layer_list(self, [self.levels], relu_at_end=True)
+            description |= {"levels": self.act_quantiles, "embedding": embedding}
+        return description
+
     def remember(
         self, obs: dict[str, Tensor], state: Tensor, noise: Noise = NO_NOISE
     ) -> tuple[Tensor, Tensor]:
         """One time step with a memory: {name: (B, ...)} and (B, units) → (B, n, k), and (B, units) after it."""
         _, after = cast(Gru, self.gru)(self.features(obs).unsqueeze(1), state)
         return self.outputs(after, noise), after
-
-
-class QArrays:
-    """`QNetwork.forward` by numpy, with the network's parameters in place until `copy_params`."""
-
-    def __init__(self, network: QNetwork) -> None:
-        self._n_actions = network.n_actions
-        self._encoder = EncoderArrays(network.encoder)
-        self._ends = np.cumsum(network.noise_sizes)[:-1]
-        self._trunk = DenseArrays(network.trunk, relu_at_end=True)
-        self._top = DenseArrays(network.top)
-        self._value = DenseArrays(network.value_layers) if network.value_layers else None
-        self._gru = [] if network.gru is None else gru_weights(network.gru)
-
-    @staticmethod
-    def allowed(network: QNetwork) -> bool:
-        """Whether the network has linear layers alone, on the CPU."""
-        plain = not (network.encoder.has_images or network.is_implicit)
-        return plain and network.top[0].weight.device.type == "cpu"
-
-    def copy_params(self) -> None:
-        """See `DenseArrays`."""
-        for part in (self._trunk, self._top, self._value):
-            if part is not None:
-                part.copy_params()
-
-    def __call__(
-        self, obs: Obs, normal: Array | None = None, state: Array | None = None
-    ) -> tuple[Array, Array | None]:
-        """{name: (B, ...)} → (B, n, k), and the state of the memory after it, (B, units), if `state` is given.
-
-        normal: as that of `Noise`.
-        """
-        x = self._trunk(self._encoder(obs))
-        if state is not None:
-            x = state = gru_step(x, state, self._gru)
-        parts = () if normal is None else np.split(np.sign(normal) * np.sqrt(np.abs(normal)), self._ends)
-        noise = iter(parts)
-        out = self._top(x, noise).reshape(len(x), self._n_actions, -1)
-        if self._value is not None:
-            out = self._value(x, noise)[:, None] + out - out.mean(1, keepdims=True)
-        return out, state
 
 
 def _feed(layers: Sequence[nn.Module], x: Tensor, normal: Iterator[Tensor]) -> Tensor:

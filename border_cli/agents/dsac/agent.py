@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
 from border_cli.agents.dsac.config import DsacConfig
-from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear, in_float32, to_tensors
+from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list, to_tensors
 from border_cli.agents.params import (
     AdamState,
     FlatParams,
@@ -63,6 +63,11 @@ class DsacNetwork(nn.Module):
         """{name: (B, ...)} → (B, n)."""
         return in_float32(self.out, hidden_layers(self.encoder(obs), self.layers))
 
+    def described(self) -> dict[str, Any]:
+        """See `numpy_policy.Network`."""
+        layers = layer_list(self, self.layers, relu_at_end=True)
+        return {"encoder": self.encoder.described(), "layers": layers, "out": layer_list(self, [self.out])}
+
 
 class DsacCritics(nn.Module):
     """Several critics as one ReLU network, whose layers multiply stacked matrices. They share the encoder."""
@@ -106,15 +111,12 @@ class DsacPolicy(NetworkPolicy):
     ) -> None:
         super().__init__(layout, params, seed, actor, incarnation, shared)
         self._config, self._mask = config, spec.mask
-        network = cast(DsacNetwork, self._network)
-        on_cpu = network.out.weight.device.type == "cpu"
-        self._arrays: _Arrays | None = _Arrays(network) if on_cpu and not network.encoder.has_images else None
 
     def logits(self, obs: Obs) -> Array:
         """(B, n), -inf for forbidden actions."""
         if self._arrays is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                logits = self._arrays(obs)
+                logits = self._arrays(obs)[0]
         else:
             with torch.inference_mode():
                 logits = self._network(to_tensors(obs, self.params.device)).cpu().numpy()
@@ -135,18 +137,6 @@ class DsacPolicy(NetworkPolicy):
     def _exploit(self, obs: Obs) -> Array:
         best: Array = self.logits(obs).argmax(1)
         return best
-
-
-class _Arrays:
-    """`DsacNetwork.forward` by numpy, with the network's parameters in place until `copy_params`."""
-
-    def __init__(self, network: DsacNetwork) -> None:
-        self._encoder = EncoderArrays(network.encoder)
-        self._layers = DenseArrays([*network.layers, network.out])
-        self.copy_params = self._layers.copy_params
-
-    def __call__(self, obs: Obs) -> Array:
-        return self._layers(self._encoder(obs))
 
 
 def make_policy(

@@ -18,7 +18,6 @@ from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import (
     Critics,
     EntropyCoefficient,
-    PolicyArrays,
     PolicyNetwork,
     TanhBijector,
 )
@@ -156,7 +155,6 @@ class SacPolicy(NetworkPolicy):
         self._size = bijector.size
         self._middle, self._half_range = bijector.arrays
         network = cast(PolicyNetwork, self._network)
-        self._arrays: PolicyArrays | None = PolicyArrays(network) if PolicyArrays.allowed(network) else None
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
         self._memory = None if config.gru is None else Memory(config.gru)
         self._noise: StateDependentNoise | None = None
@@ -211,20 +209,22 @@ class SacPolicy(NetworkPolicy):
 
     def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters`, as arrays. A memory passes one time step."""
+        network = cast(PolicyNetwork, self._network)
         if self._arrays is not None:
+            state = None if self._memory is None else self._memory.before
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
+                out, features, after = self._arrays(obs, None, state)
                 if self._memory is not None:
-                    self._memory.after = self._arrays.remember(obs, self._memory.before)
-                    obs = {STATE: self._memory.after}
-                return self._arrays(obs)
+                    self._memory.after = after
+                return network.parameters_of_arrays(out, features)
         with torch.inference_mode():
             tensors = to_tensors(obs, self.params.device)
             if self._memory is not None:
                 before = torch.from_numpy(self._memory.before).to(self.params.device)
-                after = cast(PolicyNetwork, self._network).remember(tensors, before)
+                after = network.remember(tensors, before)
                 self._memory.after = after.cpu().numpy()
                 tensors = {STATE: after}
-            parameters = self._network(tensors)
+            parameters = network(tensors)
         mean, std, features = (
             part.cpu().numpy() for part in (parameters.mean, parameters.std, parameters.features)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
-from border_cli.agents.memory import STATE, Gru, gru_step, gru_weights, states_of_sequences
-from border_cli.agents.nets import DenseArrays, Encoder, EncoderArrays, Linear, in_float32
+from border_cli.agents.memory import STATE, Gru, states_of_sequences
+from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.config import SacConfig
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec
 
 
 class TanhBijector:
@@ -133,6 +134,26 @@ class PolicyNetwork(nn.Module):
         mean, log_std = out.chunk(2, -1)
         return ActionParameters(mean, log_std.clamp(*_LOG_STD_RANGE).exp(), x)
 
+    def described(self) -> dict[str, Any]:
+        """See `numpy_policy.Network`."""
+        layers = [] if self.gru is None else layer_list(self, [self.gru])
+        pairs = itertools.zip_longest(
+            self.norms, self.layers
+        )  # a norm before each layer, and one after the last
+        hidden = [layer for pair in pairs for layer in pair if layer is not None]
+        layers += layer_list(self, hidden, relu_at_end=True)
+        return {"encoder": self.encoder.described(), "layers": layers, "out": layer_list(self, [self.out])}
+
+    def parameters_of_arrays(self, out: Array, features: Array) -> tuple[Array, Array, Array]:
+        """Mean, std and features of `ActionParameters` as arrays, from the outputs of the network as numpy computes it."""
+        if self.is_state_dependent:
+            variance = np.square(features) @ np.square(self.weight_std().detach().numpy())
+            return np.clip(out, *MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), features
+        if self.kind == "deterministic":
+            return out, np.ones_like(out), features
+        d = out.shape[1] // 2
+        return out[:, :d], np.exp(out[:, d:].clip(*_LOG_STD_RANGE)), features
+
     def remember(self, obs: dict[str, Tensor], state: Tensor) -> Tensor:
         """{name: (B, ...)} and (B, units) → (B, units), the state of the memory after this time step."""
         after: Tensor = cast(Gru, self.gru)(self.encoder(obs).unsqueeze(1), state)[1]
@@ -157,43 +178,6 @@ def hidden_layers(
     for i, layer in enumerate(layers):
         x = torch.relu(layer(norms[i](x, stats) if norms else x))
     return cast(Tensor, norms[-1](x, stats)) if norms else x
-
-
-class PolicyArrays:
-    """`PolicyNetwork.forward` by numpy, with the network's parameters in place until `copy_params`."""
-
-    def __init__(self, network: PolicyNetwork) -> None:
-        self._network = network
-        self._encoder = EncoderArrays(network.encoder)
-        self._hidden = DenseArrays(list(network.layers), relu_at_end=True, norms=list(network.norms))
-        self._out = DenseArrays([network.out])
-        self._gru = [] if network.gru is None else gru_weights(network.gru)
-
-    @staticmethod
-    def allowed(network: PolicyNetwork) -> bool:
-        """Whether the network has linear layers alone, on the CPU."""
-        return not network.encoder.has_images and network.out.weight.device.type == "cpu"
-
-    def copy_params(self) -> None:
-        """See `DenseArrays`. The noise of state-dependent exploration stays in place."""
-        self._hidden.copy_params()
-        self._out.copy_params()
-
-    def remember(self, obs: Obs, state: Array) -> Array:
-        """{name: (B, ...)} and (B, units) → (B, units), the state of the memory after this time step."""
-        return gru_step(self._encoder(obs), state, self._gru)
-
-    def __call__(self, obs: Obs) -> tuple[Array, Array, Array]:
-        """{name: (B, ...)} → (B, d) mean and standard deviation before tanh, (B, f) features; see `ActionParameters`."""
-        x = self._hidden(obs[STATE] if self._gru else self._encoder(obs))
-        out = self._out(x)
-        if self._network.is_state_dependent:
-            variance = np.square(x) @ np.square(self._network.weight_std().detach().numpy())
-            return np.clip(out, *MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), x
-        if self._network.kind == "deterministic":
-            return out, np.ones_like(out), x
-        d = out.shape[1] // 2
-        return out[:, :d], np.exp(out[:, d:].clip(*_LOG_STD_RANGE)), x
 
 
 class Critics(nn.Module):
