@@ -5,6 +5,7 @@ The module of a family offers these functions; see `border_cli.agents.dqn.agent`
 - `check_spec(config, spec)` raises UsageError if the agent cannot act in these spaces.
 - `make_policy(config, spec, seed, actor, n_actors, incarnation)` returns the policy of an actor or an evaluation.
 - `make_agent(config, spec, seed, device)` returns the agent that learns.
+- `agent_bytes(config, spec)`, optional, returns the bytes of the model, and of the whole state of an agent.
 - `extra_columns(config, spec)`, optional, returns the columns that the policy adds to each row (`ActingPolicy.extras`).
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,11 +26,12 @@ from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorB
 from border_cli.core.errors import IncompatibleStateError, UsageError
 from border_cli.core.metrics import Record, declare
 from border_cli.core.protocols import ReplayBuffer
-from border_cli.core.spaces import Array, Obs
+from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.core.types import ModelInfo
 from border_cli.runtime import seeding
 
+P = TypeVar("P")
 declare("agent/lr", "rate", "learning rate of the last opt step, where a schedule lowers it")
 
 
@@ -38,21 +40,26 @@ class NetworkPolicy(ABC):
 
     Args:
         params: (n,) its parameters, used in place: the policy of an agent acts with the parameters that it learns.
-        shared: whether an algorithm changes the parameters too. Otherwise only `sync_model` does.
         actor, incarnation: with the seed they determine the random generator of exploration. Evaluation has its own
             generator, which depends on the seed alone and restarts with each `eval`.
+        shared: whether an algorithm changes the parameters too. Otherwise only `sync_model` does.
     """
 
     def __init__(
         self,
         layout: FlatParams,
         params: Tensor,
+        config: Any,
+        spec: EnvSpec,
         seed: int,
         actor: int = 0,
+        n_actors: int = 1,
         incarnation: int = 0,
         shared: bool = False,
     ) -> None:
         self.params = params
+        self._config = config
+        self._mask = spec.mask
         self._shared = shared
         self._views: tuple[dict[str, Array], Array] | None = None  # of parameters on the CPU
         self.version = 0
@@ -63,7 +70,12 @@ class NetworkPolicy(ABC):
         self._seed = seed
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True
-        self._memory: Memory | None = None  # set by a policy with a recurrent network
+        units = getattr(config, "gru", None)
+        self._memory = None if units is None else Memory(units)
+        self._prepare(spec, actor, n_actors)
+
+    def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:  # noqa: B027
+        """The rest of the initialisation, where a subclass has more."""
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
         if self._memory is None:
@@ -155,6 +167,28 @@ def copy_arrays(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> N
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+
+
+def policy_maker(policy: Callable[..., P], network: Callable[..., nn.Module]) -> Callable[..., P]:
+    """The function `make_policy` of a module. network: from spec, config and random generator."""
+
+    def make_policy(
+        config: Any, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
+    ) -> P:
+        layout = FlatParams(network(spec, config, torch.Generator().manual_seed(0)))
+        return policy(layout, layout.init(), config, spec, seed, actor, n_actors, incarnation)
+
+    return make_policy
+
+
+def bytes_by(make_agent: Callable[..., NetworkAgent]) -> Callable[[Any, EnvSpec], tuple[int, int]]:
+    """The function `agent_bytes` of a module: bytes of the model, and of the whole state of an agent."""
+
+    def agent_bytes(config: Any, spec: EnvSpec) -> tuple[int, int]:
+        with torch.device("meta"):  # no memory is allocated
+            return make_agent(config, spec, 0, "meta").nbytes()
+
+    return agent_bytes
 
 
 class Algorithm(ABC):

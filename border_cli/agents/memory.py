@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from border_cli.agents.config import MemoryConfig
 from border_cli.agents.nets import in_float32
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import IncompatibleStateError
-from border_cli.core.spaces import Array
+from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import State, check_like
 from border_cli.core.types import Column
 
@@ -141,6 +142,7 @@ class Memory:
         self._states = states
 
 
-def state_column(units: int | None) -> tuple[Column, ...]:
-    """The column that a policy with a memory adds to its rows."""
-    return () if units is None else (Column(STATE, (units,), "float32"),)
+def memory_columns(config: MemoryConfig, spec: EnvSpec) -> tuple[Column, ...]:
+    """The state of the memory before each observation, if there is a memory."""
+    del spec
+    return () if config.gru is None else (Column(STATE, (config.gru,), "float32"),)

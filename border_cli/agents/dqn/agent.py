@@ -12,17 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
+from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
 from border_cli.agents.dqn import loss
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
-from border_cli.agents.memory import Memory, state_column
+from border_cli.agents.memory import memory_columns
 from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch, polyak_
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.core.types import Column
 from border_cli.runtime import seeding
 from border_cli.runtime.tensors import to_device
 
@@ -98,14 +97,6 @@ def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
         )
 
 
-def make_policy(
-    config: DqnConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
-) -> DqnPolicy:
-    """The policy of an actor or an evaluation. `seed` is the run's."""
-    layout = FlatParams(QNetwork(spec, config, torch.Generator().manual_seed(0)))
-    return DqnPolicy(layout, layout.init(), config, spec, seed, actor, n_actors, incarnation)
-
-
 def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
     """A new agent. `seed` is the run's."""
     check_spec(config, spec)
@@ -117,40 +108,17 @@ def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu")
     return NetworkAgent(policy, algorithm, config.batch_size)
 
 
-def extra_columns(config: DqnConfig, spec: EnvSpec) -> tuple[Column, ...]:
-    """The state of the memory before each observation, if there is a memory."""
-    del spec
-    return state_column(config.gru)
-
-
-def agent_bytes(config: DqnConfig, spec: EnvSpec) -> tuple[int, int]:
-    """Bytes of the model and of the whole state of an agent; no memory is allocated for them."""
-    with torch.device("meta"):
-        return make_agent(config, spec, 0, "meta").nbytes()
+agent_bytes = bytes_by(make_agent)
+extra_columns = memory_columns
 
 
 class DqnPolicy(NetworkPolicy):
     """Acts by the Q-network. In eval mode it is greedy up to `eval_epsilon`, and the network has no noise."""
 
-    def __init__(
-        self,
-        layout: FlatParams,
-        params: Tensor,
-        config: DqnConfig,
-        spec: EnvSpec,
-        seed: int,
-        actor: int = 0,
-        n_actors: int = 1,
-        incarnation: int = 0,
-        shared: bool = False,
-    ) -> None:
-        super().__init__(layout, params, seed, actor, incarnation, shared)
-        self._mask = spec.mask
-        self._head = loss.make_head(config)
-        self._config = config
-        self._epsilon = epsilon_schedule(config, actor, n_actors)
+    def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
+        self._head = loss.make_head(self._config)
+        self._epsilon = epsilon_schedule(self._config, actor, n_actors)
         self._noise_size = cast(QNetwork, self._network).noise_size
-        self._memory = None if config.gru is None else Memory(config.gru)
 
     def action_values(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n) expected returns, -inf for forbidden actions; without noise in the network.
@@ -224,11 +192,14 @@ class DqnPolicy(NetworkPolicy):
     @property
     def eval_epsilon(self) -> float:
         """The probability of a random action in eval mode."""
-        return self._config.eval_epsilon
+        return float(self._config.eval_epsilon)
 
     def _exploit(self, obs: Obs) -> Array:
         values = self.action_values(obs)
         return epsilon_greedy(values, self.eval_epsilon, self._eval_rng, self._mask is not None)
+
+
+make_policy = policy_maker(DqnPolicy, QNetwork)
 
 
 class DqnAlgorithm(Algorithm):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
+from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list, to_tensors
 from border_cli.agents.params import (
@@ -98,20 +98,6 @@ def masked(logits: Tensor, obs: dict[str, Tensor], mask: str | None) -> Tensor:
 class DsacPolicy(NetworkPolicy):
     """Draws actions by their probabilities in train mode, after uniform ones at first; the most probable in eval mode."""
 
-    def __init__(
-        self,
-        layout: FlatParams,
-        params: Tensor,
-        config: DsacConfig,
-        spec: EnvSpec,
-        seed: int,
-        actor: int = 0,
-        incarnation: int = 0,
-        shared: bool = False,
-    ) -> None:
-        super().__init__(layout, params, seed, actor, incarnation, shared)
-        self._config, self._mask = config, spec.mask
-
     def logits(self, obs: Obs) -> Array:
         """(B, n), -inf for forbidden actions."""
         if self._arrays is not None:
@@ -139,13 +125,7 @@ class DsacPolicy(NetworkPolicy):
         return best
 
 
-def make_policy(
-    config: DsacConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
-) -> DsacPolicy:
-    """The policy of an actor or an evaluation. `seed` is the run's."""
-    del n_actors
-    layout = FlatParams(DsacNetwork(spec, config, torch.Generator().manual_seed(0)))
-    return DsacPolicy(layout, layout.init(), config, spec, seed, actor, incarnation)
+make_policy = policy_maker(DsacPolicy, DsacNetwork)
 
 
 # -- learning -------------------------------------------------------------------
@@ -295,7 +275,4 @@ def make_agent(config: DsacConfig, spec: EnvSpec, seed: int, device: str = "cpu"
     return NetworkAgent(policy, DsacAlgorithm(layouts, state, config, spec, seed), config.batch_size)
 
 
-def agent_bytes(config: DsacConfig, spec: EnvSpec) -> tuple[int, int]:
-    """Bytes of the model and of the whole state of an agent; no memory is allocated for them."""
-    with torch.device("meta"):
-        return make_agent(config, spec, 0, "meta").nbytes()
+agent_bytes = bytes_by(make_agent)

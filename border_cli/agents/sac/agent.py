@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy
-from border_cli.agents.memory import STATE, Memory, state_column
+from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.memory import STATE, memory_columns
 from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.agents.sac import loss
@@ -24,7 +24,6 @@ from border_cli.agents.sac.network import (
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
-from border_cli.core.types import Column
 from border_cli.runtime import seeding
 from border_cli.runtime.tensors import to_device
 
@@ -41,15 +40,6 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
         raise UsageError(
             f"agent={config.type}: the environment's actions have no component", allowed="at least one"
         )
-
-
-def make_policy(
-    config: SacConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
-) -> SacPolicy:
-    """The policy of an actor or an evaluation. `seed` is the run's."""
-    del n_actors
-    layout = FlatParams(PolicyNetwork(spec, config, torch.Generator().manual_seed(0)))
-    return SacPolicy(layout, layout.init(), config, spec, seed, actor, incarnation)
 
 
 def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
@@ -74,16 +64,8 @@ def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu")
     return NetworkAgent(policy, SacAlgorithm(layouts, state, constants, seed), config.batch_size)
 
 
-def extra_columns(config: SacConfig, spec: EnvSpec) -> tuple[Column, ...]:
-    """The state of the policy's memory before each observation, if there is a memory."""
-    del spec
-    return state_column(config.gru)
-
-
-def agent_bytes(config: SacConfig, spec: EnvSpec) -> tuple[int, int]:
-    """Bytes of the model and of the whole state of an agent; no memory is allocated for them."""
-    with torch.device("meta"):
-        return make_agent(config, spec, 0, "meta").nbytes()
+agent_bytes = bytes_by(make_agent)
+extra_columns = memory_columns
 
 
 _MAX_SEED = 2**63 - 1
@@ -136,30 +118,15 @@ class StateDependentNoise:
 class SacPolicy(NetworkPolicy):
     """Acts by the policy network: with noise in train mode, after uniform actions at first; by the mean in eval mode."""
 
-    def __init__(
-        self,
-        layout: FlatParams,
-        params: Tensor,
-        config: SacConfig,
-        spec: EnvSpec,
-        seed: int,
-        actor: int = 0,
-        incarnation: int = 0,
-        shared: bool = False,
-    ) -> None:
-        super().__init__(layout, params, seed, actor, incarnation, shared)
-        self._config = config
-        self._shape = spec.action.shape
-        bijector = TanhBijector(spec.action)
-        self._bijector = bijector
-        self._size = bijector.size
+    def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
+        config, bijector = self._config, TanhBijector(spec.action)
+        self._shape, self._bijector, self._size = spec.action.shape, bijector, bijector.size
         self._middle, self._half_range = bijector.arrays
-        network = cast(PolicyNetwork, self._network)
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
-        self._memory = None if config.gru is None else Memory(config.gru)
         self._noise: StateDependentNoise | None = None
         if config.exploration == "state_dependent":
-            self._noise = StateDependentNoise(tuple(network.log_std.shape), config.noise_interval)
+            shape = cast(PolicyNetwork, self._network).log_std.shape
+            self._noise = StateDependentNoise(tuple(shape), config.noise_interval)
 
     def begin_episode(self, env_ix: int) -> None:
         super().begin_episode(env_ix)
@@ -242,6 +209,9 @@ class SacPolicy(NetworkPolicy):
         """(B, d) actions → (B, *shape) float32, clipped to the bounds after rounding; NaN becomes the lower bound."""
         inside = np.fmin(np.fmax(action, self._low), self._high)
         return np.asarray(inside, np.float32).reshape(len(action), *self._shape)
+
+
+make_policy = policy_maker(SacPolicy, PolicyNetwork)
 
 
 class SacAlgorithm(Algorithm):
