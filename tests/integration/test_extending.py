@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import re
 import runpy
 import shlex
@@ -11,16 +12,21 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hydra.core.config_store import ConfigStore
 
 import border_cli
+from border_cli.agents.dqn.loss import NO_STEP_NOISE
+from border_cli.agents.params import TensorBatch
 from border_cli.cli.eval import main as evaluate
 from border_cli.cli.train import main
 from border_cli.config import registry
+from border_cli.core.errors import UsageError
+from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.report.runs import read_run
 from tests.real_runs import Run, tiny
-from tests.trained import read_checkpoint
 from tests.warm import finished
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "extending").glob("*.md"))
@@ -84,8 +90,8 @@ def test_its_command_trains(modules: Path, args: list[str]) -> None:
         assert border_cli.load("run", trust=True).sample([0.0]) in (0, 1)
         forget_modules()
         assert main(["resume=run", "trust=true", "trainer.max_opts=50"]) == 0
-    if name == "my_advantage":
-        assert run.config.agent.alpha == 0.3  # type: ignore[attr-defined]
+    if name == "my_munchausen":
+        assert run.config.agent.alpha == 0.5  # type: ignore[attr-defined]
 
 
 def test_its_script_trains(modules: Path) -> None:
@@ -104,19 +110,26 @@ def run_script() -> None:
     runpy.run_path(sys.argv[1], run_name="__main__")
 
 
-def test_advantage_learning_without_its_gap_is_dqn(modules: Path) -> None:
-    """With alpha = 0 the weights equal those of DQN bit for bit; with another alpha they differ."""
-
-    def learned(folder: str, *args: str) -> dict[str, bytes]:
-        budget = ["trainer=sync", "trainer.max_opts=20", "trainer.eval_interval=null"]
-        assert main(tiny("env=cartpole", "agent.hidden=[16]", *args, *budget, f"hydra.run.dir={folder}")) == 0
-        run = Run(modules / folder)
-        model = read_checkpoint(run.path / "checkpoints" / run.checkpoints[-1]).model
-        return {name: array.tobytes() for name, array in model.info.arrays.items()}
-
-    dqn = learned("dqn", "agent=dqn")
-    same, other = (
-        learned(f"alpha{alpha}", "plugins=[my_advantage]", "agent=advantage", f"agent.alpha={alpha}")
-        for alpha in (0.0, 0.5)
+def test_targets_of_munchausen_dqn_by_hand(modules: Path) -> None:
+    module = importlib.import_module("my_munchausen")
+    spec = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
+    config = module.MunchausenConfig(hidden=[], alpha=0.5, temperature=0.5, floor=-0.6)
+    algorithm = module.make_agent(config, spec, 0).algorithm
+    with torch.no_grad():  # Q(s) = (s, 2s)
+        algorithm.networks.target.layers[0].weight[:] = torch.tensor([[1.0], [2.0]])
+        algorithm.networks.target.layers[0].bias[:] = 0.0
+    now, later = ({"obs": torch.tensor([[x], [x]])} for x in (1.0, -1.0))
+    reward, discount, terminated = (
+        torch.tensor([1.0, 1.0]),
+        torch.full((2,), 0.9),
+        torch.tensor([False, True]),
     )
-    assert dqn == same != other
+    batch = TensorBatch(now, torch.tensor([1, 0]), reward, discount, terminated, later)
+    (first,), (second,) = algorithm.targets(algorithm.networks, batch, NO_STEP_NOISE).tolist()
+    # softmax of (2, 4) and of (-2, -4): ln p = -2.126928, -0.126928; 0.5·ln p below -0.6 is cut
+    p, log_p = np.array([0.880797, 0.119203]), np.array([-0.126928, -2.126928])
+    soft = (p * (np.array([-1.0, -2.0]) - 0.5 * log_p)).sum()
+    assert first == pytest.approx(1.0 + 0.5 * 0.5 * -0.126928 + 0.9 * soft, rel=1e-5)
+    assert second == pytest.approx(1.0 + 0.5 * -0.6)
+    with pytest.raises(UsageError, match="targets of its own"):
+        module.make_agent(module.MunchausenConfig(gru=4), spec, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -97,15 +97,21 @@ def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
         )
 
 
-def make_agent(config: DqnConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
-    """A new agent. `seed` is the run's."""
+def make_agent(
+    config: DqnConfig,
+    spec: EnvSpec,
+    seed: int,
+    device: str = "cpu",
+    algorithm: Callable[..., DqnAlgorithm] | None = None,
+) -> NetworkAgent:
+    """A new agent. seed: the run's · algorithm: `DqnAlgorithm`, or a class derived from it."""
     check_spec(config, spec)
     generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
     layout = FlatParams(QNetwork(spec, config, generator))
     state = loss.DqnState.init(layout, layout.init().to(torch.device(device)), config.adam_beta1)
     policy = DqnPolicy(layout, state.online.params, config, spec, seed, shared=True)
-    algorithm = DqnAlgorithm(layout, state, config, spec, seed)
-    return NetworkAgent(policy, algorithm, config.batch_size)
+    learning = (algorithm or DqnAlgorithm)(layout, state, config, spec, seed)
+    return NetworkAgent(policy, learning, config.batch_size)
 
 
 agent_bytes = bytes_by(make_agent)
@@ -217,6 +223,14 @@ class DqnAlgorithm(Algorithm):
         self._head = loss.make_head(config)
         self._noise_size = cast(QNetwork, self.networks.online).noise_size
         self._warned = False
+        if config.gru is not None and type(self).targets is not DqnAlgorithm.targets:
+            raise UsageError(
+                f"agent={config.type} has targets of its own, for rows", allowed="agent.gru=null"
+            )
+
+    def targets(self, networks: loss.DqnNetworks, batch: TensorBatch, noise: loss.StepNoise) -> Tensor:
+        """(B, k) TD targets. A variant of DQN overrides it."""
+        return loss.td_targets(networks, self._head, self.config, batch, noise, self._mask)
 
     def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
         return loss.DqnNetworks.bind(self._layouts["online"], state, self.config.precision)
@@ -231,7 +245,8 @@ class DqnAlgorithm(Algorithm):
         variant: int,
     ) -> Tensor | None:
         del variant
-        return loss.opt_step(networks, self._head, self.config, state, batch, noise, self._mask, lr_scale)
+        parts = (networks, self._head, self.config, state, batch, noise)
+        return loss.opt_step(*parts, self._mask, lr_scale, self.targets)
 
     def update_targets(self, number: int) -> None:
         if number % self.config.target_interval == 0:

@@ -7,6 +7,7 @@ Bellemare et al., 2017) or quantiles of the return (QR-DQN and IQN, Dabney et al
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -211,6 +212,7 @@ class StepNoise:
 
 
 NO_STEP_NOISE = StepNoise()
+Targets = Callable[[DqnNetworks, TensorBatch, StepNoise], Tensor]
 
 
 def opt_step(
@@ -222,6 +224,7 @@ def opt_step(
     noise: StepNoise = NO_STEP_NOISE,
     mask: str | None = None,
     lr_scale: float | Tensor = 1.0,
+    targets: Targets | None = None,
 ) -> Tensor | None:
     """One opt step in place, without the target update: targets, loss, gradient, clipping, Adam.
 
@@ -232,12 +235,16 @@ def opt_step(
         batch: its importance weights, if it has any, multiply the losses of the rows.
         mask: name of the observation leaf that marks the allowed actions; None if all are allowed.
         lr_scale: factor of the learning rate.
+        targets: instead of `td_targets`, for a variant of DQN without a memory.
 
     Returns:
         (B,) absolute errors, of rows or of sequences, if the batch has weights, else None.
     """
     if config.gru is None:
-        outputs, target = _outputs_and_target(nets, head, config, batch, noise, mask)
+        with torch.no_grad():
+            given = (nets, batch, noise)
+            target = targets(*given) if targets else td_targets(nets, head, config, batch, noise, mask)
+        outputs = gather_action(nets.online(batch.obs, noise.online), batch.action)
     else:
         outputs, target = _outputs_and_target_of_sequences(nets, head, config, batch, noise, mask)
     losses, valid = head.loss(outputs, target, noise.online.tau), batch.extra.get("is_valid")
@@ -293,20 +300,18 @@ def _next_outputs(
     return outputs, mask_actions(head.values(selecting), batch.next_obs, mask)
 
 
-def _outputs_and_target(
+def td_targets(
     nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, noise: StepNoise, mask: str | None
-) -> tuple[Tensor, Tensor]:
-    """(B, k) outputs of the actions in the batch, and (B, k) TD targets without a gradient."""
-    with torch.no_grad():
-        next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
-        target = td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
-    return gather_action(nets.online(batch.obs, noise.online), batch.action), target
+) -> Tensor:
+    """(B, k) TD targets of rows."""
+    next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
+    return td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
 
 
 def _outputs_and_target_of_sequences(
     nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, noise: StepNoise, mask: str | None
 ) -> tuple[Tensor, Tensor]:
-    """As `_outputs_and_target`, (B·T, k), for networks with a memory. The next states are in the same sequences."""
+    """(B·T, k) outputs and TD targets of networks with a memory. The next states are in the same sequences."""
     online = nets.online(batch.obs, noise.online, batch)  # (B, T + n, actions, k)
     with torch.no_grad():
         next_ = batch.extra["next"]
