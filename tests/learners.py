@@ -25,6 +25,7 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "two": spaces.Discrete(2, start=START),
     "seven from -3": spaces.Discrete(7, start=-3),
     "one": spaces.Discrete(1, start=5),
+    "several": spaces.MultiDiscrete([2, 3], start=[1, -1]),
     "box": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 0.1], np.float32)),
     "box of float64": spaces.Box(-0.3, 0.7, (1, 2), np.float64),
 }

@@ -70,8 +70,8 @@ class CompileJob:
         """A batch of random numbers with this layout."""
         generator = torch.Generator().manual_seed(0)
         batch: TensorBatch = map_leaves(partial(TensorLayout.example, generator=generator), self.batch)
-        if self.spec.action.kind == "discrete":
-            batch.action.random_(self.spec.action.n, generator=generator)
+        if self.spec.action.kind != "box":
+            batch.action.random_(min(self.spec.action.branches), generator=generator)
         return batch
 
 

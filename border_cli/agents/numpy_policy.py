@@ -252,7 +252,11 @@ class Policy:
                 values = outputs.mean(-1)
             if (mask := parts.get(self._description["mask"])) is not None:
                 values = np.where(mask == 0, np.float32(-np.inf), values)
-            return (values.argmax(1) + action["start"]).astype(action["dtype"])
+            sizes = np.array(action["branches"])[:, None]  # of D actions at once
+            values = values.reshape(len(values), len(sizes), -1)
+            values = np.where(np.arange(values.shape[2]) < sizes, values, np.float32(-np.inf))
+            chosen = values.argmax(2).reshape(-1, *action["shape"])
+            return (chosen + np.reshape(action["start"], action["shape"])).astype(action["dtype"])
         outputs = outputs[:, : len(self._arrays["action/low"])].clip(*self._description["clip"])
         scaled = self._arrays["action/middle"] + self._arrays["action/half_range"] * np.tanh(outputs)
         scaled = np.clip(scaled, self._arrays["action/low"], self._arrays["action/high"])

@@ -84,6 +84,8 @@ class ActionSpec:
     """An action space.
 
     kind "discrete": actions are stored as int64 counted from 0, n of them; the environment gets `start` added.
+    kind "multi_discrete": D discrete actions at once, of MultiDiscrete and MultiBinary spaces; stored as int64 of `shape`,
+        counted from 0. The environment gets `low` added. The largest component has n values.
     kind "box": actions are stored as float32 of `shape`, between `low` and `high` (flattened, one per component); the
         environment gets them rounded where its dtype is of integers.
     dtype: of the environment's actions.
@@ -100,7 +102,14 @@ class ActionSpec:
     @property
     def stored_dtype(self) -> str:
         """Dtype of the replay column."""
-        return "int64" if self.kind == "discrete" else "float32"
+        return "float32" if self.kind == "box" else "int64"
+
+    @cached_property
+    def branches(self) -> tuple[int, ...]:
+        """How many values each of D discrete actions has, which are chosen at once."""
+        if self.kind == "discrete":
+            return (self.n,)
+        return tuple(int(high - low) + 1 for low, high in zip(self.low, self.high, strict=True))
 
     @cached_property
     def bounds(self) -> tuple[Array, Array]:
@@ -119,6 +128,8 @@ def decode_actions(spec: ActionSpec, actions: Array) -> Sequence[Any]:
     """Stored actions (k, ...), each as `env.step` takes it: of the type that the space's `sample` gives."""
     if spec.kind == "discrete":
         return list((actions + spec.start).astype(spec.dtype, copy=False))
+    if spec.kind == "multi_discrete":
+        return list((actions + spec.bounds[0]).astype(spec.dtype))
     within = actions.clip(*spec.bounds)
     if np.dtype(spec.dtype).kind in "iu":
         within = np.rint(within)

@@ -13,10 +13,10 @@ from gymnasium import spaces
 from border_cli.config.convert import nearest
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ACTION_MASK, ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from border_cli.envs.make import MAX_COMBINATIONS, component_sizes
+from border_cli.envs.make import component_sizes
 
 OBSERVATIONS = "Box of any dtype, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
-ACTIONS = "Discrete, and Box with finite bounds"
+ACTIONS = "Discrete, MultiDiscrete, MultiBinary, and Box with finite bounds"
 CAMERA_SIDE = 36
 """An image whose shorter side has at least this many pixels comes from a camera and is no grid of categories."""
 _MAX_BOUND = 1e9
@@ -79,12 +79,11 @@ def _action_spec(space: spaces.Space[Any]) -> ActionSpec:
             nearest="'env.wrappers=[{name:BoundActions,kwargs:{low:-1,high:1}}]'",
             allowed="other numbers, or a list with one for each component",
         )
-    count = math.prod(component_sizes(space))
-    if 0 < count <= MAX_COMBINATIONS:
-        raise UsageError(
-            f"the action space {space} is not one that any agent takes",
-            nearest=f"env.wrappers=[FlattenActions]\nit makes them the {count} actions of a Discrete space",
-        )
+    sizes, dtype = component_sizes(space), np.dtype(space.dtype).name
+    if math.prod(sizes):
+        start = np.ravel(getattr(space, "start", np.zeros(len(sizes))))
+        low, high = (tuple(float(v) for v in bound) for bound in (start, start + sizes - 1))
+        return ActionSpec("multi_discrete", max(sizes), 0, tuple(space.shape), low, high, dtype)
     raise UsageError(
         f"the action space {space} is not one that any agent takes",
         allowed=f"{ACTIONS}; a wrapper of yours can give one of these: env.wrappers=[module:name]",

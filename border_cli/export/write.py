@@ -68,6 +68,8 @@ class ExportedPolicy(nn.Module):
         dtype = getattr(torch, self._action.dtype)
         if self._action.kind == "discrete":
             return (decided + self._action.start).to(dtype)
+        if self._action.kind == "multi_discrete":
+            return (decided + self._bounds[0].reshape(self._action.shape)).to(dtype)
         action = torch.clamp(decided, *self._bounds).reshape(-1, *self._action.shape)
         return (action if dtype.is_floating_point else action.round()).to(dtype)
 
@@ -162,7 +164,9 @@ def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info
             arrays["atoms"] = policy.atoms
         description |= {"kind": "values", "head": "categorical" if is_categorical else "mean"}
         description["network"]["actions"] = network.n_actions
-    action = {"start": spec.action.start, "shape": spec.action.shape, "dtype": spec.action.dtype}
+    action: dict[str, Any] = {"shape": spec.action.shape, "dtype": spec.action.dtype}
+    if spec.action.kind != "box":
+        action |= {"start": spec.action.low or spec.action.start, "branches": spec.action.branches}
     inputs = [
         {"name": leaf.name, "path": leaf.path, "shape": leaf.shape, "dtype": leaf.dtype, "start": leaf.start}
         for leaf in spec.obs.leaves

@@ -28,6 +28,8 @@ T = torch.tensor
 class Linear(torch.nn.Module):
     """Q(s, a) = w_a · s plus the noise of the action, and plus the level τ if quantiles are drawn."""
 
+    branches = (2,)
+
     def __init__(self) -> None:
         super().__init__()
         self.w = torch.nn.Parameter(T([2.0, 1.0]))

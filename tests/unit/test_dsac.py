@@ -115,5 +115,5 @@ def test_a_forbidden_action_has_no_probability_and_no_part_in_the_entropy() -> N
 
 def test_a_box_of_actions_is_refused() -> None:
     box = EnvSpec(SPEC.obs, ActionSpec("box", low=(-1.0,), high=(1.0,), shape=(1,)))
-    with pytest.raises(UsageError, match="chooses among discrete actions"):
+    with pytest.raises(UsageError, match="chooses one discrete action"):
         make_agent(DsacConfig(), box, 0)

@@ -73,8 +73,10 @@ def test_a_part_that_is_empty_or_not_taken_is_left_out(observations: spaces.Spac
     [
         (spaces.Box(-np.inf, np.inf, (2,)), "has no finite bounds"),
         (spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64), "has no finite bounds"),
-        (spaces.MultiDiscrete([3, 4]), "nearest: env.wrappers=[FlattenActions]\nit makes them the 12"),
-        (spaces.MultiDiscrete([100] * 3), "allowed: Discrete, and Box with finite bounds; a wrapper"),
+        (
+            spaces.Text(3),
+            "allowed: Discrete, MultiDiscrete, MultiBinary, and Box with finite bounds; a wrapper",
+        ),
     ],
     ids=str,
 )

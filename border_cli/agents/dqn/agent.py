@@ -88,7 +88,11 @@ def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, mask
 
 def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
     """Raise UsageError unless the actions are discrete."""
-    if spec.action.kind != "discrete":
+    if spec.action.kind == "multi_discrete" and config.gru is not None:
+        raise UsageError(
+            "agent.gru is not for several discrete actions at once", allowed="env.wrappers=[FlattenActions]"
+        )
+    if spec.action.kind == "box":
         n = math.prod(spec.action.shape)
         raise UsageError(
             f"agent={config.type} chooses among discrete actions, and this environment takes {n} number{'s' * (n != 1)}",
@@ -125,9 +129,13 @@ class DqnPolicy(NetworkPolicy):
         self._head = loss.make_head(self._config)
         self._epsilon = epsilon_schedule(self._config, actor, n_actors)
         self._noise_size = cast(QNetwork, self._network).noise_size
+        sizes = spec.action.branches
+        self._shape, self._n = spec.action.shape if spec.action.kind == "multi_discrete" else (), max(sizes)
+        self._is_action = np.arange(self._n) < np.array(sizes)[:, None]  # (D, n)
+        self._is_masked = self._mask is not None or not self._is_action.all()
 
     def action_values(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
-        """(B, n) expected returns, -inf for forbidden actions; without noise in the network.
+        """(B, n) expected returns, -inf for forbidden actions, or (B, D, n) of D actions at once.
 
         env_ix: the environments that a memory remembers; None: those of the last `sample`, before it.
         """
@@ -139,7 +147,10 @@ class DqnPolicy(NetworkPolicy):
                 values = self._head.values(torch.from_numpy(outputs)).numpy()
         if self._mask is not None:
             values = np.where(obs[self._mask] == 0, np.float32(-np.inf), values)
-        return values
+        elif self._is_masked:
+            allowed = np.tile(self._is_action, (len(values) // len(self._is_action), 1))
+            values = np.where(allowed, values, np.float32(-np.inf))
+        return values.reshape(-1, len(self._is_action), self._n) if self._shape else values
 
     def _outputs(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n, k) outputs of the network; see `action_values`."""
@@ -160,16 +171,14 @@ class DqnPolicy(NetworkPolicy):
                     outputs, after = (part.cpu().numpy() for part in network.remember(tensors, before, noise))
         if self._memory is not None and after is not None:
             self._memory.after = after
-        return outputs
+        return outputs.reshape(-1, self._n, outputs.shape[-1])
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(B,) int64, the best allowed action; without noise in the network."""
+        """(B,) int64, the best allowed action, (B, *shape) for several at once; without noise in the network."""
         network = cast(QNetwork, self._network)
         outputs, after = (network(obs), None) if state is None else network.remember(obs, state)
-        values = self._head.values(outputs)
-        if self._mask is not None:
-            values = torch.where(obs[self._mask] == 0, -torch.inf, values)
-        return values.argmax(1), after
+        values = loss.mask_actions(self._head.values(outputs), obs, self._mask, network.branches)
+        return values.argmax(1).reshape(-1, *self._shape), after
 
     @property
     def is_categorical(self) -> bool:
@@ -193,7 +202,7 @@ class DqnPolicy(NetworkPolicy):
         if self._noise_size:
             noise = Noise(normal=_normal(self._rng, self._noise_size, self.params.device))
         values = self.action_values(obs, noise)
-        return epsilon_greedy(values, self._epsilon(env_steps), self._rng, self._mask is not None)
+        return self._chosen(values, self._epsilon(env_steps), self._rng)
 
     @property
     def eval_epsilon(self) -> float:
@@ -202,7 +211,14 @@ class DqnPolicy(NetworkPolicy):
 
     def _exploit(self, obs: Obs) -> Array:
         values = self.action_values(obs)
-        return epsilon_greedy(values, self.eval_epsilon, self._eval_rng, self._mask is not None)
+        return self._chosen(values, self.eval_epsilon, self._eval_rng)
+
+    def _chosen(self, values: Array, epsilon: float, rng: np.random.Generator) -> Array:
+        """(B, *shape) actions by their values; each of several at once explores for itself."""
+        if not self._shape:
+            return epsilon_greedy(values, epsilon, rng, self._is_masked)
+        flat = values.reshape(-1, self._n)
+        return epsilon_greedy(flat, epsilon, rng, self._is_masked).reshape(-1, *self._shape)
 
 
 make_policy = policy_maker(DqnPolicy, QNetwork)

@@ -7,15 +7,16 @@ Bellemare et al., 2017) or quantiles of the return (QR-DQN and IQN, Dabney et al
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 
 from border_cli.agents.dqn.config import DqnConfig, atoms_of
-from border_cli.agents.dqn.network import NO_NOISE, Noise
+from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.memory import at_next, mean_of_rows, sequence_errors
 from border_cli.agents.params import AdamState, FlatParams, StepStats, TensorBatch, clip_norm_, flat_gradient
 from border_cli.agents.quantiles import midpoints, quantile_huber
@@ -240,6 +241,9 @@ def opt_step(
     Returns:
         (B,) absolute errors, of rows or of sequences, if the batch has weights, else None.
     """
+    d = len(cast(QNetwork, nets.online).branches)
+    if d > 1:
+        batch = _by_branch(batch, d)
     if config.gru is None:
         with torch.no_grad():
             given = (nets, batch, noise)
@@ -258,8 +262,20 @@ def opt_step(
             return None
         errors = head.error(outputs, target)
         if valid is None:
-            return errors
+            return errors.view(-1, d).mean(1) if d > 1 else errors
         return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
+
+
+def _by_branch(batch: TensorBatch, d: int) -> TensorBatch:
+    """Rows of D actions at once as D rows each, of one action. Their observations are not repeated."""
+    reward, discount, terminated = (
+        part.repeat_interleave(d) for part in (batch.reward, batch.discount, batch.terminated)
+    )
+    weight = None if batch.weight is None else batch.weight.repeat_interleave(d)
+    action = batch.action.flatten()
+    return replace(
+        batch, action=action, reward=reward, discount=discount, terminated=terminated, weight=weight
+    )
 
 
 def td_target(
@@ -281,9 +297,20 @@ def gather_action(outputs: Tensor, action: Tensor) -> Tensor:
     return outputs.gather(1, ix).squeeze(1)
 
 
-def mask_actions(values: Tensor, obs: dict[str, Tensor], mask: str | None) -> Tensor:
-    """(B, n) values, -inf where the observation's mask forbids the action."""
-    return values if mask is None else values.masked_fill(obs[mask] == 0, -torch.inf)
+def mask_actions(
+    values: Tensor, obs: dict[str, Tensor], mask: str | None, branches: Sequence[int] = ()
+) -> Tensor:
+    """(B, n) values, -inf where the observation's mask forbids the action.
+
+    branches: how many of n actions each of D actions has that are chosen at once; values are (B·D, n) then.
+    """
+    if mask is not None:
+        return values.masked_fill(obs[mask] == 0, -torch.inf)
+    if len(set(branches)) < 2:
+        return values
+    ix = torch.arange(values.shape[1], device=values.device)
+    is_none = torch.stack([ix >= n for n in branches]).repeat(len(values) // len(branches), 1)
+    return values.masked_fill(is_none, -torch.inf)
 
 
 def _next_outputs(
@@ -297,14 +324,24 @@ def _next_outputs(
         selecting = nets.target(batch.next_obs, noise.select)
     else:
         selecting = outputs
-    return outputs, mask_actions(head.values(selecting), batch.next_obs, mask)
+    branches = cast(QNetwork, nets.target).branches
+    return outputs, mask_actions(head.values(selecting), batch.next_obs, mask, branches)
 
 
 def td_targets(
     nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, noise: StepNoise, mask: str | None
 ) -> Tensor:
-    """(B, k) TD targets of rows."""
+    """(B, k) TD targets of rows; of D actions at once (B·D, k).
+
+    Those all bootstrap from their mean, as in BDQ (Tavakoli et al., 2018), but from their own where distributions of fixed
+    returns are learned.
+    """
     next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
+    d = len(cast(QNetwork, nets.target).branches)
+    if d > 1 and not isinstance(head, CategoricalHead):
+        best = gather_action(next_outputs, q_select.argmax(1))
+        mean = best.view(-1, d, best.shape[1]).mean(1).repeat_interleave(d, 0)
+        return head.target(mean, batch.reward, batch.discount, batch.terminated)
     return td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
 
 

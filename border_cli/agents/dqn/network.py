@@ -49,7 +49,8 @@ class QNetwork(nn.Module):
     def __init__(self, spec: EnvSpec, config: DqnConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.inputs, config.channels, generator, config.normalize_obs, config.windows)
-        self.n_actions, self._outputs = spec.action.n, config.outputs
+        self.branches = spec.action.branches
+        self.n_actions, self._outputs = len(self.branches) * spec.action.n, config.outputs
         self.is_implicit = config.head == "implicit_quantile"
         self.act_quantiles = config.act_quantiles
         self._dueling = config.dueling
@@ -98,7 +99,7 @@ class QNetwork(nn.Module):
     def forward(
         self, obs: dict[str, Tensor], noise: Noise = NO_NOISE, sequences: TensorBatch | None = None
     ) -> Tensor:
-        """{name: (B, ...)} → (B, n, k), k numbers for each of n actions.
+        """{name: (B, ...)} → (B, n, k), k numbers for each of n actions; (B·D, n, k) for D actions at once.
 
         sequences: for a network with a memory, the batch with these observations, (B, L, ...) → (B, T + n, n, k).
         """
@@ -130,7 +131,8 @@ class QNetwork(nn.Module):
         if self._dueling:
             value = _feed(self.value_layers, x, normal).unsqueeze(-2)
             out = value + out - out.mean(-2, keepdim=True)  # Q = V + A - mean over the actions of A
-        return out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
+        out = out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
+        return out if len(self.branches) == 1 else out.reshape(-1, max(self.branches), out.shape[-1])
 
     def described(self) -> dict[str, Any]:
         """See `numpy_policy.Network`."""

@@ -42,8 +42,8 @@ def check_spec(config: DsacConfig, spec: EnvSpec) -> None:
     """Raise UsageError unless the actions are discrete."""
     if spec.action.kind != "discrete":
         raise UsageError(
-            f"agent={config.type} chooses among discrete actions, and this environment takes numbers",
-            nearest="agent=sac",
+            f"agent={config.type} chooses one discrete action, and this environment takes several, or numbers",
+            nearest="agent=dqn" if spec.action.kind == "multi_discrete" else "agent=sac",
             allowed="agent=sac, td3, tqc or crossq, or an environment with a Discrete action space",
         )
 

@@ -32,7 +32,7 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
     """Raise UsageError unless the actions are a box."""
     if spec.action.kind != "box":
         raise UsageError(
-            f"agent={config.type} needs a continuous action space, and this one has {spec.action.n} discrete actions",
+            f"agent={config.type} needs a continuous action space, and this one has discrete actions",
             nearest="agent=dqn",
             allowed="agent=dqn, c51, qrdqn, iqn or rainbow, or an environment with a Box action space",
         )
