@@ -10,6 +10,7 @@ from border_cli import compose
 from border_cli.actors.manager import ActorManager
 from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import TrainConfig
+from border_cli.envs.atari import NativeGame
 from border_cli.envs.group import GymEnv
 from border_cli.envs.make import make_gym
 from border_cli.run import factories
@@ -80,7 +81,7 @@ def _raw_rate(config: TrainConfig, env_steps: int) -> float:
     """Return the env steps/s of the bare environments with random actions, which are drawn before."""
     n_envs = config.actor_manager.envs_per_actor
     native = steps_natively(config)
-    envs = [make_gym(config.env, native=native) for _ in range(n_envs)]
+    envs = [make_gym(config.env, base=NativeGame(config.env) if native else None) for _ in range(n_envs)]
     for i, env in enumerate(envs):
         env.reset(seed=i)
     envs[0].action_space.seed(0)

@@ -80,12 +80,13 @@ class Actor:
     def run(self) -> None:
         """Act until the learner asks to stop, and hand over all env steps that were taken."""
         status = self.status
+        least = self.sampler.least_credit
         status.state = ActorState.ACTING
         while not status.stop_requested:
             status.heartbeat += 1
             # One env step in each environment; in fewer of them where that is all the credit left.
             k = min(self.id.n_envs, status.credit - self.env_steps)
-            if k > 0:
+            if k >= least:
                 self._step(self.sampler.next_envs(k), status.global_env_steps + self._pending)
                 age_ns = monotonic_ns() - self._began_ns if self._pending else 0
                 if self._pending < self.n_buffer and age_ns < MAX_AGE_NS:
@@ -94,7 +95,7 @@ class Actor:
             else:
                 self._hand_over()
                 self._wait(
-                    lambda: status.stop_requested or status.credit > self.env_steps,
+                    lambda: status.stop_requested or status.credit >= self.env_steps + least,
                     ActorState.WAITING_FOR_CREDIT,
                 )
             # Only between chunks, so that one model chose all actions of a chunk.

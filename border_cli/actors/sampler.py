@@ -86,12 +86,19 @@ class Sampler:
         return joined({"env": env.state(), "processor": self.processor.state(), "own": self._own_state()})
 
     def next_envs(self, k: int) -> list[int]:
-        """The next k environments, in turn, so that env steps are spread evenly for any k."""
+        """The next k environments, in turn, so that env steps are spread evenly for any k; or those stepped together."""
+        if self._env.together is not None:
+            return self._env.together
         if k == self._env.n_envs and self.next_env == 0:  # usually so
             return self._all
         env_ix = [(self.next_env + i) % self._env.n_envs for i in range(k)]
         self.next_env = (self.next_env + k) % self._env.n_envs
         return env_ix
+
+    @property
+    def least_credit(self) -> int:
+        """Credit that a step needs [env steps]: of environments that are stepped together, one for each."""
+        return 1 if self._env.together is None else self._env.n_envs
 
     def step(self, env_ix: Sequence[int], env_steps: int) -> int:
         """One env step in each of these environments. Returns how many of them count: all that were not dropped.

@@ -234,6 +234,11 @@ def steps_natively(config: TrainConfig) -> bool:
     return bool(is_game) and envs_per_actor(config) > 1 and not is_reproducible(config)
 
 
+def steps_as_one(config: TrainConfig) -> bool:
+    """Whether the environments of an actor are one vector environment. Where each episode has a seed, they are several."""
+    return config.env.vector and not is_reproducible(config)
+
+
 def may_switch(config: TrainConfig) -> bool:
     """Whether opt steps may change their form in the middle of the run: compiled or not, with more or fewer threads."""
     return config.device == "cpu" and not is_reproducible(config)

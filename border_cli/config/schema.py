@@ -106,6 +106,11 @@ class EnvConfig:
     entry_point: str | None = option(
         None, "instead of id: `module:Class`, or `module:function` that makes an environment"
     )
+    vector: bool = option(
+        False,
+        "each actor has one gymnasium VectorEnv of envs_per_actor sub-environments, made by make_vec(id) or by entry_point "
+        "with the argument num_envs; evaluations, sync and lockstep have several with one sub-environment",
+    )
     kwargs: dict[str, Any] = option({}, "arguments of the environment")
     imports: list[str] = option(
         [], "what registers environments: a `module` to import, or a `module:function` to call"

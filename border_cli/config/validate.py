@@ -18,6 +18,7 @@ from border_cli.config.resolve import (
     may_evaluate_beside,
     n_actors,
     ratio_tolerance,
+    steps_as_one,
     streams,
     trackers,
 )
@@ -132,6 +133,13 @@ def _environment(config: TrainConfig) -> None:
         f"env.id={env.id} and env.entry_point={env.entry_point} are two environments",
         f"one of them, such as env=gym env.entry_point={env.entry_point}",
     )
+    usual = {"env.preprocess": "none", "env.wrappers": [], "env.nonfinite": "error"}
+    changed = [key for key, value in usual.items() if getattr(env, key.removeprefix("env.")) != value]
+    _refuse(
+        env.vector and bool(changed),
+        f"{' and '.join(changed)} cannot be set with env.vector=true: its sub-environments are stepped and reset as one",
+        "env.vector=false, or a vector environment that does this by itself (env.kwargs, env.entry_point)",
+    )
     _refuse(
         not fnmatchcase(env.name, preset.env_id or "*"),
         f"preset={preset.name} was tuned for {preset.env_id}, and the environment is {env.name}",
@@ -208,6 +216,7 @@ def _trainer(config: TrainConfig) -> None:
     """Refuse budgets that end too early or never, and values that make learner and actors wait for each other."""
     t, tolerance, episodes = config.trainer, ratio_tolerance(config), config.evaluator.episodes
     needed, first = batch_steps(config), first_opt_step_at(config)
+    factor = 2 if steps_as_one(config) else 1  # an actor may wait with less credit than a step of all needs
     _refuse(
         t.max_opts is None and t.max_env_steps is None and t.max_time is None,
         "trainer: without a budget the run would never end",
@@ -215,9 +224,9 @@ def _trainer(config: TrainConfig) -> None:
     )
     if t.opt_interval is not None:
         _refuse(
-            tolerance < streams(config),
-            f"trainer.ratio_tolerance={tolerance} does not give each environment one env step",
-            f"ratio_tolerance >= n_actors·envs_per_actor = {streams(config)}",
+            tolerance < factor * streams(config),
+            f"trainer.ratio_tolerance={tolerance} does not give each environment {factor} env steps",
+            f"ratio_tolerance >= {factor}·n_actors·envs_per_actor = {factor * streams(config)}",
         )
         granted = t.warmup_period + t.opt_interval + tolerance
         _refuse(

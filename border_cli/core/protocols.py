@@ -16,10 +16,14 @@ class Env(Protocol):
     """A group of environments stepped together. It never resets by itself.
 
     What an environment raises becomes ActorLostError.
+
+    together: the environments that must take their next env steps at the same time: of a vector environment, all that do
+    not reset themselves meanwhile. None where each can be stepped alone.
     """
 
     n_envs: int
     spec: EnvSpec
+    together: list[int] | None
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
         """Start a new episode in one environment; its first observation is then in `observe`."""

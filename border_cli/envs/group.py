@@ -24,7 +24,7 @@ from border_cli.core.state import State, check_like
 from border_cli.core.types import Step
 from border_cli.envs.checks import EnvChecker, EnvDataError, checked
 from border_cli.envs.gym_spaces import env_spec
-from border_cli.envs.make import make_gym, stack_size
+from border_cli.envs.make import make_gym, stack_size, sub_envs
 from border_cli.runtime.stopping import LEFT_TO_CLIENT
 
 MOST_REPLAYED = 1_000_000
@@ -69,12 +69,16 @@ class GymEnv:
         owner: who acts in them, for messages.
         render_mode: as gymnasium's.
         tick: called after each environment is made, because making many can take long.
-        native: Atari games that run at the same time, in ALE's own threads.
+        bases: the environments before the wrappers, all of which get their actions by `send` before the first one is
+            stepped. By default they are made as `config` says.
         quiet: ignore warnings while environments are made, because `try_env` has printed them.
 
     Attributes:
         info_mask: shape of info["action_mask"] at the last reset; None without one.
+        together: see `core.protocols.Env`.
     """
+
+    together: list[int] | None = None
 
     def __init__(
         self,
@@ -84,20 +88,20 @@ class GymEnv:
         *,
         render_mode: str | None = None,
         tick: Callable[[], None] = lambda: None,
-        native: bool = False,
+        bases: Iterator[gymnasium.Env[Any, Any]] | None = None,
         quiet: bool = False,
     ) -> None:
         self.n_envs = n_envs
         self.envs: list[gymnasium.Env[Any, Any]] = []
         self._owner = owner
-        self._native = native
+        self._sends = bases is not None
         with contextlib.ExitStack() as undo, self._failures("make"):
             undo.callback(self.close)
             for _ in range(n_envs):
                 with settings_restored():
                     if quiet:
                         warnings.simplefilter("ignore")
-                    self.envs.append(make_gym(config, render_mode, native))
+                    self.envs.append(make_gym(config, render_mode, bases and next(bases)))
                 tick()
             undo.pop_all()
         space = self.envs[0].observation_space
@@ -145,7 +149,7 @@ class GymEnv:
         i = env_ix[0]
         try:  # not by `_failures`: making a context manager takes as long as stepping CartPole
             actions = decode_actions(self.spec.action, action)
-            if self._native:
+            if self._sends:
                 for row, i in enumerate(env_ix):
                     self.envs[i].unwrapped.send(actions[row])
             checker.renew_arrays(whole=k == self.n_envs)
@@ -216,6 +220,41 @@ class GymEnv:
             where["action"] = action.tolist() if action.size <= _SHOWN_ACTION else str(action)[:_SHOWN_ACTION]
         message = f"{self._owner} failed while {doing}: {type(e).__name__}: {e}".rstrip(": ")
         return ActorLostError(message, "".join(traceback.format_exception(e)), where)
+
+
+class VectorGroup(GymEnv):
+    """The sub-environments of one vector environment, which reset themselves. The first reset has the seed of the first."""
+
+    together: list[int]
+
+    def __init__(self, config: EnvConfig, n_envs: int = 1, owner: str = "", **options: Any) -> None:
+        super().__init__(config, n_envs, owner, **options | {"bases": sub_envs(config, n_envs)})
+        self.together = list(range(n_envs))
+        self._vector = self.envs[0].unwrapped.vector
+
+    def reset(self, env_ix: int, seed: int | None = None) -> None:
+        """Start a new episode, now or in the next step, which is taken at once if all environments reset in it."""
+        if not self._vector.resets_in_next_step(env_ix):
+            super().reset(env_ix, seed)
+            return
+        self.together = [i for i in self.together if i != env_ix]
+        if not self.together:
+            with self._failures("reset", env_ix):
+                self._vector.step()
+            self._begin_episodes()
+
+    def step(self, env_ix: Sequence[int], action: Array) -> Step:
+        """One env step in each of these environments, which are those of `together`."""
+        step = super().step(env_ix, action)
+        self._begin_episodes()
+        return step
+
+    def _begin_episodes(self) -> None:
+        """Take the first observations of the environments that have reset in this step."""
+        resetting = set(range(self.n_envs)).difference(self.together)
+        self.together = sorted(resetting.union(self.together))
+        for i in resetting:
+            super().reset(i)
 
 
 def evaluation_envs(config: EnvConfig, n_envs: int, **options: Any) -> GymEnv:

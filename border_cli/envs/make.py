@@ -24,7 +24,7 @@ from border_cli.config.schema import EnvConfig, WrapperConfig
 from border_cli.core.errors import BorderError, UsageError, first_line
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
-from border_cli.envs.atari import NativeGame
+from border_cli.envs.vector import SubEnv, Vector
 
 _TRANSPARENT = (
     gymnasium.wrappers.TimeLimit,
@@ -42,18 +42,13 @@ _logger = logging.getLogger(__name__)
 
 
 def make_gym(
-    config: EnvConfig, render_mode: str | None = None, native: bool = False
+    config: EnvConfig, render_mode: str | None = None, base: gymnasium.Env[Any, Any] | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """Make one environment. native: as a `NativeGame`. Raises UsageError for an unknown id or a missing extra."""
-    for path in config.imports:
-        register(path)
-    kwargs = dict(config.kwargs)
-    if render_mode is not None:
-        kwargs["render_mode"] = render_mode
-    env = NativeGame(config) if native else _bare(config, kwargs)
+    """Make one environment, or wrap `base`. Raises UsageError for an unknown id or a missing extra."""
+    env = base or (next(sub_envs(config, 1, render_mode)) if config.vector else _bare(config, render_mode))
     if config.preprocess == "atari" and config.fire_reset:
         env = atari.Fire(env)
-    if config.max_episode_steps is not None:
+    if config.max_episode_steps is not None and not config.vector:
         env = _limited(env, config.max_episode_steps)
     for wrapper in config.wrappers:
         env = _wrapped(CopiedObservation(env), wrapper)
@@ -70,14 +65,24 @@ def make_gym(
     return MaskFromInfo(env) if config.action_mask == "info" else env
 
 
-def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment before the wrappers that every kind gets; an Atari game is preprocessed."""
+def sub_envs(config: EnvConfig, n_envs: int, render_mode: str | None = None) -> Iterator[SubEnv]:
+    """Make a vector environment, and its sub-environments without wrappers. Raises UsageError."""
+    limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    vector = Vector(_bare(config, render_mode, num_envs=n_envs, **limit))
+    yield from (SubEnv(vector, i) for i in range(n_envs))
+
+
+def _bare(config: EnvConfig, render_mode: str | None, **more: Any) -> Any:
+    """The environment before the wrappers that every kind gets; an Atari game is preprocessed. more: its arguments."""
+    for registering in config.imports:
+        register(registering)
+    kwargs = config.kwargs | more | ({} if render_mode is None else {"render_mode": render_mode})
     is_game, entry = config.preprocess == "atari", ENVS[config.type]
     if is_game and config.entry_point is None:  # every frame, and only the actions that the game uses
         sticky = {"repeat_action_probability": config.sticky_actions}
         kwargs = {"frameskip": 1, "full_action_space": False} | sticky | kwargs
     if entry.factory:
-        env = _checked(entry.load()(config, **kwargs), f"env={config.type}")
+        env = _checked(entry.load()(config, **kwargs), f"env={config.type}", config.vector)
     elif path := config.entry_point:
         module, _, name = path.partition(":")
         maker = getattr(import_path(module, "env.entry_point"), name, None) if name else None
@@ -87,7 +92,7 @@ def _bare(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
                 nearest=nearest_path(path),
                 allowed="module:name",
             )
-        env = _checked(maker(**kwargs), f"env.entry_point: {path!r}")
+        env = _checked(maker(**kwargs), f"env.entry_point: {path!r}", config.vector)
     else:
         env = _from_id(config, kwargs)
     if env.render_mode == "human" and "render_mode" not in kwargs:
@@ -160,7 +165,7 @@ def check_statistics(env: gymnasium.Env[Any, Any]) -> None:
 def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.Env[Any, Any]]:
     """The wrappers of an environment, from the outermost, and the environment in them."""
     yield env
-    while isinstance(env, gymnasium.Wrapper):
+    while isinstance(env, gymnasium.Wrapper | gymnasium.vector.VectorWrapper | SubEnv):
         env = env.env
         yield env
 
@@ -173,7 +178,7 @@ def register(path: str) -> None:
         imported()
 
 
-def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> Any:
     module, _, env_id = config.id.rpartition(":")
     if module:
         import_path(module, "env.id")
@@ -185,7 +190,10 @@ def _from_id(config: EnvConfig, kwargs: dict[str, Any]) -> gymnasium.Env[Any, An
         _log_mujoco_warnings()
     try:
         # `EnvChecker` checks more than gymnasium's checker does, and in every process.
-        return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
+        mode = "vector_entry_point" if config.vector and spec and spec.vector_entry_point else ""
+        if kwargs.get("vectorization_mode", mode) != "vector_entry_point":
+            kwargs = {"disable_env_checker": True, **kwargs}
+        return (gymnasium.make_vec if config.vector else gymnasium.make)(env_id, **kwargs)
     except gymnasium.error.DependencyNotInstalled as e:
         hint = f"install it with: pip install 'border-cli[{extra[1]}]'" if extra else first_line(e)
         raise UsageError(f"env.id: {env_id!r} needs a package that is not installed\n{hint}") from e
@@ -236,11 +244,13 @@ def _log_mujoco_warnings() -> None:
         mujoco.set_mju_user_warning(functools.cache(lambda message: _logger.info("MuJoCo: %s", message)))
 
 
-def _checked(env: Any, label: str) -> gymnasium.Env[Any, Any]:
-    if not isinstance(env, gymnasium.Env):
+def _checked(env: Any, label: str, vector: bool = False) -> Any:
+    if not isinstance(env, gymnasium.vector.VectorEnv if vector else gymnasium.Env):
         hint = "; docs/extending/environment.md wraps one of the old gym" if hasattr(env, "step") else ""
+        hint = ", or a VectorEnv with env.vector=true" if hasattr(env, "num_envs") else hint
+        allowed = "gymnasium.vector.VectorEnv" if vector else f"gymnasium.Env{hint}"
         name = f"{type(env).__module__}.{type(env).__qualname__}"
-        raise UsageError(f"{label} returned a {name}", allowed=f"gymnasium.Env{hint}")
+        raise UsageError(f"{label} returned a {name}", allowed=allowed)
     return env
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from gymnasium.vector import AutoresetMode
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, UsageError
@@ -92,6 +93,12 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         step = env.step([0], first.astype(action.stored_dtype))
         if is_simple:
             _compare(step, config, at_end)
+        if config.vector and env.envs[0].unwrapped.vector.mode is AutoresetMode.SAME_STEP:
+            rng, deadline = np.random.default_rng(0), Deadline(_QUICKLY_S)
+            while not (
+                step.over[0] or deadline.passed
+            ):  # only then it is seen whether there is a last observation
+                step = env.step([0], _random_action(env, rng))
         categories = _find_categories(env, config) if config.categories is None else config.categories
         return Probed(
             spec_of(env.envs[0], replace(config, categories=categories)), action_mask, categories, []

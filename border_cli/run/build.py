@@ -21,6 +21,7 @@ from border_cli.config.resolve import (
     may_switch,
     n_actors,
     ratio_tolerance,
+    steps_as_one,
     trackers,
 )
 from border_cli.config.resource_checks import cores_for_actors
@@ -119,6 +120,7 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
         c.trainer.max_env_steps,
         n_actors(c),
         envs_per_actor(c),
+        envs_per_actor(c) if steps_as_one(c) else 1,
     )
     telemetry = Telemetry(limiter, setup.progress, resumed.seconds, c.env.info_keys)
     _prepare_opt_steps(setup, agent, telemetry)

@@ -20,6 +20,7 @@ from border_cli.config.resolve import (
     lockstep_steps,
     n_actors,
     ratio_tolerance,
+    steps_as_one,
     steps_natively,
     streams,
 )
@@ -29,7 +30,8 @@ from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer, StepProcessor
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Column, ModelInfo, SequenceShape, item_columns
-from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
+from border_cli.envs.atari import NativeGame
+from border_cli.envs.group import GymEnv, ReplayedEnv, VectorGroup, evaluation_envs
 from border_cli.envs.try_env import try_env
 from border_cli.replay.buffer import Returns
 from border_cli.run.directory import SWEEP_FILE
@@ -80,14 +82,10 @@ def actor_env(
 ) -> GymEnv:
     """The environments of one actor. tick: called after each · resumable: in the middle of an episode."""
     import_plugins(config.plugins)
-    return (ReplayedEnv if resumable else GymEnv)(
-        config.env,
-        actor_id.n_envs,
-        f"actor {actor_id.actor}",
-        tick=tick,
-        native=steps_natively(config),
-        quiet=True,
-    )
+    kind = ReplayedEnv if resumable else VectorGroup if steps_as_one(config) else GymEnv
+    games = (NativeGame(config.env) for _ in range(actor_id.n_envs))
+    bases = games if steps_natively(config) else None
+    return kind(config.env, actor_id.n_envs, f"actor {actor_id.actor}", tick=tick, bases=bases, quiet=True)
 
 
 def actor_policy(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> ActingPolicy:

@@ -38,6 +38,7 @@ class RatioLimiter:
         warmup_period: env steps before the first opt step.
         tolerance: env steps that acting may be ahead of what the next opt step needs.
         envs_per_actor: credit is given in multiples of it where possible.
+        least_credit: an actor waits while it has less: one with a vector environment steps all its environments or none.
 
     Raises:
         ValueError: tolerance < n_actors·envs_per_actor.
@@ -55,6 +56,7 @@ class RatioLimiter:
         max_env_steps: int | None = None,
         n_actors: int = 1,
         envs_per_actor: int = 1,
+        least_credit: int = 1,
     ) -> None:
         if opt_interval is not None and tolerance < n_actors * envs_per_actor:
             raise ValueError(f"tolerance {tolerance} < n_actors·envs_per_actor = {n_actors * envs_per_actor}")
@@ -63,7 +65,7 @@ class RatioLimiter:
         self._warmup = warmup_period
         self._tolerance = tolerance
         self._max_env_steps = max_env_steps
-        self._group = envs_per_actor
+        self._group, self._least_credit = envs_per_actor, least_credit
         self._share = most_credit(opt_interval, tolerance, n_actors, envs_per_actor)
         self._least_grant = max(envs_per_actor, self._share // 2 - (self._share // 2) % envs_per_actor)
         self.env_steps = 0
@@ -152,10 +154,11 @@ class RatioLimiter:
     def budget_used(self, may_opt: bool) -> bool:
         """Whether max_env_steps are in the replay and every opt step that they allow is done.
 
+        Each actor may have less than `least_credit` left over.
         may_opt: whether one more opt step is possible now. If not, none will be, as no more rows arrive.
         """
-        is_used = self._max_env_steps is not None and self.env_steps >= self._max_env_steps
-        return is_used and (self._interval is None or not may_opt)
+        is_given = self._max_env_steps is not None and self._given >= self._max_env_steps
+        return is_given and not self._can_act and (self._interval is None or not may_opt)
 
     def grant(self, missing: int = 0) -> bool:
         """Raise `credits` as far as allowed. Returns whether anything changed.
@@ -166,9 +169,9 @@ class RatioLimiter:
                 becomes longer by this many env steps.
         """
         allowed = self.allowed_env_steps
-        # The learner waits, and no actor has any credit left. Before the first opt step it may wait for a batch although
-        # the ratio allows the opt step.
-        starved = self._given == self.env_steps and (self._next_opt_step == 1 or not self.may_opt())
+        # The learner waits, and no actor has enough credit left. Before the first opt step it may wait for a batch
+        # although the ratio allows the opt step.
+        starved = not self._can_act and (self._next_opt_step == 1 or not self.may_opt())
         if missing and starved and self._given == allowed != self._max_env_steps:
             self._base_env_steps += missing
             allowed = self.allowed_env_steps
@@ -208,6 +211,11 @@ class RatioLimiter:
     def _given(self) -> int:
         """Env steps granted in all, those of earlier launches' actors included."""
         return sum(self.credits) + sum(self._used[len(self.credits) :])
+
+    @property
+    def _can_act(self) -> bool:
+        """Whether any actor has enough credit for a step."""
+        return any(credit - self._used[i] >= self._least_credit for i, credit in enumerate(self.credits))
 
     @property
     def _next_opt_step(self) -> int:

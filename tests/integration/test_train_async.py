@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 import border_cli
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config.schema import (
+    ActorManagerConfig,
     EnvConfig,
     EvaluatorConfig,
     PresetConfig,
@@ -178,3 +179,47 @@ def hydra_application() -> None:
 def test_a_configuration_is_composed_inside_a_hydra_application(workplace: Path) -> None:
     done = finished("tests.integration.test_train_async:hydra_application")
     assert (done.returncode, done.stdout) == (0, "iqn test_train_async\n"), done.stderr
+
+
+SYNC: dict[str, Any] = {"vectorization_mode": "sync"}
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, SYNC, SYNC | {"vector_kwargs": {"autoreset_mode": "SameStep"}}],
+    ids=["own", "sync", "same step"],
+)
+def test_actors_with_vector_environments_use_up_a_budget(workplace: Path, kwargs: dict[str, Any]) -> None:
+    """Each env step of CartPole has the reward 1. The least tolerance makes the actors wait often."""
+    records = border_cli.BufferedRecorder()
+    config = small(
+        env=EnvConfig(id="CartPole-v1", vector=True, kwargs=kwargs),
+        trainer=TrainerConfig(
+            max_env_steps=803, warmup_period=50, opt_interval=4.0, ratio_tolerance=20, eval_interval=60, record_interval=20
+        ),
+        actor_manager=ActorManagerConfig(envs_per_actor=5),
+        n_actors=2,
+    )  # fmt: skip
+    result = border_cli.train_async(config, workplace / "run", recorder=records)
+    assert (result.code, result.ended_by) == (ExitCode.DONE, "max_env_steps")
+    assert 803 - 2 * 4 <= result.env_steps <= 803
+    assert result.opt_steps == (result.env_steps - 50) // 4
+    assert result.env_steps == sum(actor.env_steps for actor in result.actors)
+    assert min(actor.env_steps for actor in result.actors) > 0
+    returns = records.series("train/episode_return")
+    assert returns == records.series("train/episode_length") != []
+    assert result.best is not None and result.best.mean == sum(result.best.lengths) / len(result.best.lengths)
+
+
+def test_an_actor_that_lost_its_vector_environment_gets_another(workplace: Path) -> None:
+    """A NaN comes within 80 steps, of 4 environments each, and at another time in each incarnation."""
+    kwargs = {"nan_at": 60, "nan_spread": 20, "lengths": [1000]}
+    config = small(
+        env=EnvConfig(entry_point="tests.vector:CountingVector", vector=True, kwargs=kwargs),
+        trainer=TrainerConfig(max_env_steps=400, warmup_period=50, eval_interval=None),
+        actor_manager=ActorManagerConfig(envs_per_actor=4, restart_delay_s=0.1),
+    )
+    result = border_cli.train_async(config, workplace / "run")
+    assert (result.code, result.ended_by) == (ExitCode.DONE, "max_env_steps")
+    (actor,) = result.actors
+    assert actor.restarts >= 1 and 400 - 3 <= actor.env_steps <= 400

@@ -47,9 +47,10 @@ def test_the_learner_that_acts_itself_solves_cartpole(workplace: Path) -> None:
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full")
-def test_a_learner_with_two_actors_solves_cartpole(workplace: Path) -> None:
+@pytest.mark.parametrize("args", [["n_actors=2"], ["env.vector=true", "actor_manager.envs_per_actor=8"]])
+def test_a_learner_with_actors_solves_cartpole(workplace: Path, args: list[str]) -> None:
     """Free-running actors are not reproducible, and a rare seed fails, so the learning is tried twice."""
     try:
-        assert_solved("n_actors=2", "seed=0")
+        assert_solved(*args, "seed=0")
     except AssertionError:
-        assert_solved("n_actors=2", "seed=1")
+        assert_solved(*args, "seed=1")

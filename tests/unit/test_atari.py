@@ -21,7 +21,7 @@ from border_cli.config.schema import (
     WrapperConfig,
 )
 from border_cli.envs.atari import Catch, NativeGame
-from border_cli.envs.group import GymEnv
+from border_cli.envs.group import GymEnv, VectorGroup
 from border_cli.replay.buffer import make_buffer
 from border_cli.run import factories
 from tests.fakes import processed
@@ -144,7 +144,8 @@ def atari(game: str = "Breakout", **values: object) -> EnvConfig:
 # with and without FIRE; both have lives
 @pytest.mark.parametrize(("game", "env_steps"), sampled([("Breakout", 300), ("MsPacman", 650)], 2))
 def test_two_games_equal_those_of_gymnasium_over_several_episodes(game: str, env_steps: int) -> None:
-    native, usual = GymEnv(atari(game), 2, native=True), GymEnv(atari(game), 2)
+    games = (NativeGame(atari(game)) for _ in range(2))
+    native, usual = GymEnv(atari(game), 2, bases=games), GymEnv(atari(game), 2)
     assert native.spec == usual.spec
     rng = np.random.default_rng(0)
     for env in (native, usual):
@@ -199,3 +200,35 @@ def test_which_actors_use_them(env: EnvConfig, n_envs: int, trainer: TrainerConf
     group = factories.actor_env(place, whole)
     assert ({type(each.unwrapped) for each in group.envs} == {NativeGame}) is native
     group.close()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_the_vector_environment_of_ale_gives_its_frames_once(mode: str) -> None:
+    """Beside the same vector environment, stepped by hand. `stack_num=1` leaves the stacking to `env.frame_stack`."""
+    kwargs = {"autoreset_mode": mode, "stack_num": 1, "max_num_frames_per_episode": 200, "noop_max": 0}
+    env = VectorGroup(EnvConfig(id="ALE/Breakout-v5", vector=True, kwargs=kwargs, frame_stack=4), 2)
+    (leaf,) = env.spec.obs.leaves
+    assert (leaf.shape, leaf.row_shape, leaf.stack) == ((4, 1, 84, 84), (1, 84, 84), 4)
+    raw = gymnasium.make_vec("ALE/Breakout-v5", num_envs=2, **kwargs)
+    first, _ = raw.reset(seed=5)
+    for i in (0, 1):
+        env.reset(i, seed=5)
+    rng, ends = np.random.default_rng(0), 0
+    for _ in range(120):
+        np.testing.assert_equal(env.observe([0, 1])["obs"][:, -1], first)
+        action = rng.integers(0, env.spec.action.n, 2)
+        step = env.step([0, 1], action)
+        last, reward, terminated, truncated, info = raw.step(action)
+        over, first = terminated | truncated, last
+        if over.any():  # of both, by the limit of frames
+            ends += 1
+            first = last if mode == "SameStep" else raw.step(action)[0]
+            last = info.get("final_obs", last)
+        np.testing.assert_equal(step.next_obs["obs"][:, -1], last)
+        np.testing.assert_equal(step.reward, reward)
+        np.testing.assert_equal(step.over, over)
+        for i in np.flatnonzero(over).tolist():
+            env.reset(i)
+    assert ends == 2
+    env.close()
+    raw.close()

@@ -68,7 +68,12 @@ def test_values_at_the_limit_are_allowed(words: str) -> None:
         ("buffer.capacity=21", "capacity=21|batch_size=10|= 22"),
         ("trainer.max_env_steps=20", "max_env_steps=20 ends before the first opt step|21"),
         ("trainer.max_env_steps=null", "without a budget|max_opts, trainer.max_env_steps, trainer.max_time"),
-        ("trainer.ratio_tolerance=7 n_actors=8", "ratio_tolerance=7|n_actors·envs_per_actor = 8"),
+        ("trainer.ratio_tolerance=7 n_actors=8", "ratio_tolerance=7|>= 1·n_actors·envs_per_actor = 8"),
+        ("trainer.ratio_tolerance=15 n_actors=8 env.vector=true", "15|>= 2·n_actors·envs_per_actor = 16"),
+        (
+            "env.nonfinite=drop env.preprocess=atari env.vector=true",
+            "env.preprocess and env.nonfinite|vector=false",
+        ),
         ("trainer.warmup_period=0 trainer.ratio_tolerance=9", "10 env steps|needs 11|+ opt_interval"),
         ("trainer.opt_interval=null trainer.type=sync", "opt_interval=null|trainer=async"),
         ("n_actors=3 actor_manager.min_actors=4", "min_actors=4 are more than n_actors=3"),

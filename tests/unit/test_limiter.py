@@ -15,15 +15,19 @@ INTERVALS = [0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 7.3]
 
 
 class Actors:
-    """Simulated actors that use credit, publish rows, die, leave and return. `check` asserts every bound."""
+    """Simulated actors that use credit, publish rows, die, leave and return. `check` asserts every bound.
 
-    def __init__(self, limiter: RatioLimiter, n: int) -> None:
-        self.limiter = limiter
+    least: credit that an actor waits for before it acts.
+    """
+
+    def __init__(self, limiter: RatioLimiter, n: int, least: int = 1) -> None:
+        self.limiter, self.least = limiter, least
         self.taken, self.published, self.present = [0] * n, [0] * n, [True] * n
 
     def act(self, actor: int, steps: int) -> None:
-        if self.present[actor]:
-            self.taken[actor] += min(steps, self.limiter.credits[actor] - self.taken[actor])
+        credit = self.limiter.credits[actor] - self.taken[actor]
+        if self.present[actor] and credit >= self.least:
+            self.taken[actor] += min(steps, credit)
 
     def publish(self, actor: int) -> None:
         self.limiter.inserted(actor, self.taken[actor] - self.published[actor])
@@ -93,16 +97,20 @@ SHAPE = {
     operations=OPERATIONS,
     willing=st.integers(0, 7),
     others_leave=st.booleans(),
+    as_one=st.booleans(),
     **SHAPE,
 )
 def test_b1_bounds_hold_and_one_willing_actor_is_enough(
     interval: float | None, budget: int | None, operations: Any, willing: int, others_leave: bool,
-    n: int, envs: int, warmup: int, more: int,
+    as_one: bool, n: int, envs: int, warmup: int, more: int,
 ) -> None:  # fmt: skip
-    """At the end all other actors are gone, or hold all their credit and never act."""
-    tolerance = n * envs + more
-    limiter = RatioLimiter(interval, warmup, tolerance, budget, n, envs)
-    actors, willing = Actors(limiter, n), willing % n
+    """At the end all other actors are gone, or hold all their credit and never act.
+
+    as_one: an actor steps all its environments or none, and of some of them, which reset, no env step counts.
+    """
+    tolerance, least = (2 if as_one else 1) * n * envs + more, envs if as_one else 1
+    limiter = RatioLimiter(interval, warmup, tolerance, budget, n, envs, least)
+    actors, willing = Actors(limiter, n, least), willing % n
 
     def check() -> None:
         actors.check()
@@ -145,6 +153,28 @@ def test_b1_lost_rows_make_the_warm_up_longer() -> None:
         assert limiter.may_opt()
         limiter.count_opt()
     assert not limiter.may_opt() and limiter.ratio == 1.0
+
+
+def test_credit_that_is_too_little_for_a_step_of_all_environments_blocks_nothing() -> None:
+    """Of 8 environments three reset in the third step, so 3 of 24 env steps of credit are left over."""
+    limiter = RatioLimiter(1.0, 7, 16, 40, 1, 8, 8)
+    limiter.grant()
+    assert limiter.credits == [16]
+    limiter.inserted(0, 8)
+    limiter.grant()
+    limiter.inserted(0, 13)
+    assert limiter.credits == [24] and not limiter.grant()
+    granted = []
+    while limiter.grant(missing=2 if limiter.credits[0] - limiter.env_steps < 8 else 0):
+        granted += limiter.credits
+    assert granted == [26, 28, 30]  # the warm-up is longer until there is a batch
+    limiter.inserted(0, 8)
+    while limiter.may_opt():
+        limiter.count_opt()
+    limiter.grant()
+    assert limiter.credits == [40] and not limiter.budget_used(may_opt=False)
+    limiter.inserted(0, 5)
+    assert limiter.env_steps == 34 and limiter.budget_used(may_opt=False)
 
 
 def test_a_tolerance_that_could_deadlock_is_refused() -> None:
