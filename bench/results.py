@@ -39,10 +39,13 @@ _UNLIKE = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "preset")
 _GONE = {"prioritized": {"initial_priority": "max"}}
 """Keys of kinds of buffers that no longer exist, with the value that stands for what the buffer does now."""
 _NEW = {
-    **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none"},
-    **{"gru": None, "sequence_length": 40, "burn_in": 20, "priority_max_share": 0.9},
+    "agent": {
+        **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none"},
+        **{"gru": None, "sequence_length": 40, "burn_in": 20, "priority_max_share": 0.9},
+    },
+    "buffer": {"her": "none", "her_ratio": 0.8},
 }
-"""Newer keys of agents, with the value that stands for what agents did before."""
+"""Newer keys of agents and buffers, with the value that stands for what they did before."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ def config_hash(args: list[str]) -> str:
         group, _, name = key.partition(".")
         if group in ("agent", "env") and reason.startswith(f"with {group}."):
             kept[group].pop(name, None)
-    kept["agent"] = {name: value for name, value in kept["agent"].items() if _NEW.get(name, ...) != value}
+    for group, new in _NEW.items():
+        kept[group] = {name: value for name, value in kept[group].items() if new.get(name, ...) != value}
     kept["buffer"] |= _GONE.get(config.buffer.type, {})
     if config.init_from is None:
         kept.pop("init_from_parts")

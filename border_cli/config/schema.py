@@ -186,6 +186,8 @@ class EnvConfig:
 class BufferConfig:
     """The replay buffer."""
 
+    only_with: ClassVar[dict[str, str]] = {"buffer.her=future": "her_ratio"}
+
     type: str = option("uniform", "name of the buffer")
     capacity: int = option(100_000, "rows kept; the oldest are overwritten", unit="rows", ge=1)
     n_step: int = option(1, "env steps per transition, for n-step returns", unit="env steps", ge=1, le=1000)
@@ -194,6 +196,15 @@ class BufferConfig:
         "where the rows are: cpu, the main memory; cuda, the GPU that device names; auto: on the GPU if "
         "they take at most half of its free memory",
         choices=("auto", "cpu", "cuda"),
+    )
+
+    her: str = option(
+        "none",
+        "goals in hindsight; future: rows of a batch get a goal that their episode achieved later, and its reward",
+        choices=("none", "future"),
+    )
+    her_ratio: float = option(
+        0.8, "probability that a sampled row gets such a goal", unit="probability", gt=0.0, le=1.0
     )
 
     def resolve(self, opt_steps: int | None) -> BufferConfig:

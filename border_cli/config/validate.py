@@ -200,6 +200,19 @@ def _device_and_replay(config: TrainConfig) -> None:
         f"buffer.device=cuda keeps the rows on the GPU that computes opt steps, and device={device}",
         "buffer.device=cpu, or device=cuda",
     )
+    buffer = config.buffer
+    _refuse(
+        buffer.her != "none" and (buffer.n_step != 1 or buffer.device == "cuda"),
+        f"buffer.her={buffer.her} gives single env steps in the main memory other rewards; here are "
+        f"buffer.n_step={buffer.n_step} and buffer.device={buffer.device}",
+        "buffer.n_step=1, and buffer.device=auto or cpu",
+    )
+    sequences = getattr(config.agent, "sequences", None)
+    _refuse(
+        buffer.her != "none" and sequences is not None,
+        f"buffer.her={buffer.her} is for single rows, and agent.gru learns from sequences",
+        "agent.gru=null, or buffer.her=none",
+    )
     _refuse(
         config.trainer.warmup_period > capacity,
         f"trainer.warmup_period={config.trainer.warmup_period} env steps do not fit into buffer.capacity={capacity}",
@@ -208,7 +221,9 @@ def _device_and_replay(config: TrainConfig) -> None:
     _refuse(
         capacity < least,
         f"buffer.capacity={capacity} might never offer a batch of agent.batch_size={config.agent.batch_size}",
-        f"capacity >= 2·batch_size + n_actors·envs_per_actor·(n_step + 1) = {least}",
+        f"capacity >= 2·batch_size + n_actors·envs_per_actor·(n_step + 1) = {least}"
+        if sequences is None
+        else f"capacity >= {least}, for sequences of agent.sequence_length={sequences.length}",
     )
 
 

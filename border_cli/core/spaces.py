@@ -154,6 +154,14 @@ class EnvSpec:
         return next(names, None)
 
     @property
+    def goals(self) -> list[ObsLeaf]:
+        """The leaves of the achieved and the desired goal; [] where one is missing or a stack, or where they differ."""
+        leaves = {leaf.path[-1]: leaf for leaf in self.obs.leaves if leaf.path and leaf.stack == 1}
+        found = [leaves[key] for key in ("achieved_goal", "desired_goal") if key in leaves]
+        spaces = {(leaf.kind, leaf.shape, leaf.dtype, leaf.start) for leaf in found}
+        return found if len(found) == 2 and len(spaces) == 1 else []
+
+    @property
     def inputs(self) -> ObsSpec:
         """What a network sees of an observation: all but the mask."""
         return ObsSpec(tuple(leaf for leaf in self.obs.leaves if not self._is_mask(leaf)))

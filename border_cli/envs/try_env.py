@@ -7,7 +7,7 @@ import inspect
 import re
 import warnings
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -45,13 +45,14 @@ class Probed:
     """The result of the trial of an environment.
 
     spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs · warnings: first
-    lines of those that it gave.
+    lines of those that it gave · first: its first env step.
     """
 
     spec: EnvSpec
     action_mask: str
     categories: dict[str, list[int]]
     warnings: list[str]
+    first: Step = field(compare=False)
 
 
 def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:
@@ -100,9 +101,8 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
             ):  # only then it is seen whether there is a last observation
                 step = env.step([0], _random_action(env, rng))
         categories = _find_categories(env, config) if config.categories is None else config.categories
-        return Probed(
-            spec_of(env.envs[0], replace(config, categories=categories)), action_mask, categories, []
-        )
+        spec = spec_of(env.envs[0], replace(config, categories=categories))
+        return Probed(spec, action_mask, categories, [], step)
     except ActorLostError as e:
         raise _refusal(e, env) from e
 

@@ -21,10 +21,11 @@ from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import Block, State, check_like
 from border_cli.core.types import Batch, Column, Items, SequenceShape, obs_columns, stack_depth
 from border_cli.replay.config import PrioritizedConfig
+from border_cli.replay.goals import Hindsight, Outcome
 from border_cli.replay.samplers import PrioritizedSampler, ReplaySampler, UniformSampler
 from border_cli.replay.storage import MakeRows, PackedRows, Rows, Stacks, row_layout
 from border_cli.replay.streams import Streams, page_size, pages_for
-from border_cli.runtime.seeding import REPLAY, generator
+from border_cli.runtime.seeding import REPLAY, generator, restore
 
 _BESIDE = (
     Column("reward", (), "float32"),
@@ -63,11 +64,13 @@ def make_buffer(
     n_streams: int = 1,
     device: str = "cpu",
     sequences: SequenceShape | None = None,
+    outcome: Outcome | None = None,
 ) -> RowReplayBuffer:
     """The buffer of a configuration.
 
     seed: the run's · extra: columns that the agent adds to rows · n_streams: environments of all actors · device: where
-    the rows are, if `config.device` says so · sequences: the buffer samples sequences.
+    the rows are, if `config.device` says so · sequences: the buffer samples sequences · outcome: of goals in hindsight,
+    with `config.her`.
     """
     rng = generator(seed, REPLAY)
     sampler = (
@@ -83,9 +86,12 @@ def make_buffer(
     kind: type[RowReplayBuffer] = RowReplayBuffer
     if sequences is not None:
         from border_cli.replay.sequences import SequenceReplayBuffer as kind
-    return kind(
-        config.capacity, spec, sampler, config.n_step, extra, returns, n_streams, make_rows, sequences
-    )
+    hindsight = None
+    if outcome is not None:
+        achieved, desired = (leaf.name for leaf in spec.goals)
+        hindsight = Hindsight(config.her_ratio, achieved, desired, outcome, generator(seed, REPLAY, 1))
+    rows = (config.capacity, spec, sampler, config.n_step, extra, returns, n_streams, make_rows)
+    return kind(*rows, sequences, hindsight)
 
 
 def buffer_bytes(
@@ -152,6 +158,7 @@ class RowReplayBuffer:
         n_streams: environments that usually send rows. There may be more; then less than `capacity` rows are kept.
         make_rows: makes the memory of rows and batches. On a device, the columns of a batch are tensors there, except
             `ix` and `weight`.
+        hindsight: gives sampled rows other goals; then n_step is 1, and the rows are in the main memory.
     """
 
     def __init__(
@@ -165,8 +172,10 @@ class RowReplayBuffer:
         n_streams: int = 1,
         make_rows: MakeRows = PackedRows,
         sequences: SequenceShape | None = None,
+        hindsight: Hindsight | None = None,
     ) -> None:
         self.capacity = capacity
+        self._hindsight = hindsight
         self._n, self._clip = n_step, returns.clip
         self._packed, self._frames = _columns(spec, extra)
         self._stacked = [leaf for leaf in spec.obs.leaves if leaf.stack > 1]
@@ -340,6 +349,15 @@ class RowReplayBuffer:
             {"reward": transitions["reward"], "discount": discount, "terminated": discount == 0.0},
         )
         self._take(np.concatenate((slots, transitions["then"])), batch)
+        if self._hindsight is not None:
+            columns = self._data.columns
+            ix, reward, terminated = self._hindsight.relabel(
+                batch, self._streams, self._beside["step"], columns
+            )
+            batch.reward[ix] = reward if self._clip is None else reward.clip(-self._clip, self._clip)
+            if terminated is not None:
+                batch.terminated[ix] = terminated
+                batch.discount[ix] = np.where(terminated, 0.0, self._discounts[1])
         return batch
 
     def _draw(self, size: int, into: Batch | None) -> tuple[Array, PackedBatch]:
@@ -403,9 +421,15 @@ class RowReplayBuffer:
     # -- state ----------------------------------------------------------
 
     def generator_state(self) -> dict[str, Any]:
-        return self._sampler.generator_state()
+        state = self._sampler.generator_state()
+        if self._hindsight is not None:
+            state["hindsight"] = dict(self._hindsight.rng.bit_generator.state)
+        return state
 
     def load_generator_state(self, state: dict[str, Any]) -> None:
+        if self._hindsight is not None:
+            state = dict(state)
+            restore(self._hindsight.rng, state.pop("hindsight", {}))
         self._sampler.load_generator_state(state, self._is_ready, self._n_used, self._ready)
 
     def state(self) -> State:

@@ -86,6 +86,29 @@ class Streams:
             there += is_other * distance.take(slots >> self._shift)
         return there
 
+    def far_ahead(self, slots: Array, k: Array) -> Array:
+        """As `ahead`, for any k >= 0 of the same shape, as far as there are rows."""
+        while k.any():
+            part = np.minimum(k, self.page)
+            slots, k = self.ahead(slots, part), k - part
+        return slots
+
+    def rows_left(self, slots: Array, step: Array) -> Array:
+        """How many rows follow these rows in their episodes, as far as they are there yet, the final observation included.
+
+        step: of all slots, env steps of the episode before the row. A row k places later is of the same episode exactly
+        if its step is larger by k. So the last one is found by steps of a page, and then by halves.
+        """
+        first = at = step[slots].astype(np.int64)
+        k = self.page
+        while k:
+            later = self.ahead(slots, k)
+            is_same = self.holds(later) & (step[later] == at + k)
+            slots, at = np.where(is_same, later, slots), at + is_same * k
+            if k < self.page or not is_same.any():
+                k //= 2
+        return at - first
+
     def holds(self, slots: Array) -> Array:
         """Whether there is a row in each of these slots."""
         filled: Array = (slots & self._mask) < self.fill[slots >> self._shift]

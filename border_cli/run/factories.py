@@ -31,6 +31,7 @@ from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, 
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Column, ModelInfo, SequenceShape, item_columns
 from border_cli.envs.atari import NativeGame
+from border_cli.envs.goals import GoalOutcome
 from border_cli.envs.group import GymEnv, ReplayedEnv, VectorGroup, evaluation_envs
 from border_cli.envs.try_env import try_env
 from border_cli.replay.buffer import Returns
@@ -176,9 +177,11 @@ def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
     """The replay buffer."""
     module, extra = BUFFERS[config.buffer.type].load(), extra_columns(config, spec)
     returns = Returns(config.agent.gamma, config.agent.reward_clip)
-    where = {"device": config.device} if config.buffer.device == "cuda" else {}
+    options: dict[str, Any] = {"device": config.device} if config.buffer.device == "cuda" else {}
+    if config.buffer.her != "none":
+        options["outcome"] = GoalOutcome(config.env, spec)
     buffer: ReplayBuffer = module.make_buffer(
-        config.buffer, spec, config.seed, extra, returns, streams(config), **where, **_sequences(config)
+        config.buffer, spec, config.seed, extra, returns, streams(config), **options, **_sequences(config)
     )
     return buffer
 

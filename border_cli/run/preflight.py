@@ -29,6 +29,7 @@ from border_cli.core.format import size
 from border_cli.core.spaces import EnvSpec
 from border_cli.display.output import write_line
 from border_cli.display.views import SILENCE_S, is_live
+from border_cli.envs.goals import GoalOutcome
 from border_cli.envs.try_env import Probed
 from border_cli.run import factories
 from border_cli.run.directory import RUNS, writing
@@ -85,6 +86,8 @@ def preflight(
     torch.set_num_threads(threads(config))  # before the first tensor, which starts them
     sizes = factories.sizes(config, spec)
     config, measured, reason = with_env_facts(config, probed.action_mask, probed.categories), None, ""
+    if config.buffer.her != "none":
+        GoalOutcome(config.env, spec).check(spec, probed.first)
     if envs := throughput.env_counts(config):  # a measurement may and can decide something
         from border_cli.run import probes
 
@@ -226,7 +229,7 @@ def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:
     Raises UsageError or ResourceError where `buffer.device=cuda` is impossible.
     """
     wanted = config.buffer.device
-    if wanted == "cpu" or not config.device.startswith("cuda"):
+    if wanted == "cpu" or config.buffer.her != "none" or not config.device.startswith("cuda"):
         return False
     if not factories.buffer_knows("device", config):
         if wanted == "cuda":

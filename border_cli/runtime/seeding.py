@@ -5,6 +5,7 @@ Spawn keys below the run's seed:
     (0,)                                agent: initial weights
     (0, 1)                              agent: random numbers of the update
     (1,)                                replay sampling
+    (1, 1)                              goals in hindsight
     (2, episode)                        regular evaluations: the same episodes each time
     (3, actor, incarnation, 0, env)     first reset of an environment in training
     (3, …, 0, env, episode)             each episode, with trainer=sync and in lockstep

@@ -258,6 +258,48 @@ def new_world(kind: str, capacity: int, stack: int, n_step: int, shape: Sequence
     return World(make(kind, capacity, stack, n_step, shape), Naive(stack, n_step, capacity, shape))
 
 
+class GoalWorld(World):
+    """Each row has achieved its key; every sampled row gets a goal in hindsight, and the reward says how far that is."""
+
+    def _insert(self, items: dict[str, Array], actor: int) -> None:
+        own = np.full_like(items["obs"], -1)
+        super()._insert(items | {"obs.achieved_goal": items["obs"], "obs.desired_goal": own}, actor)
+
+    def check_batch(self, batch: Batch) -> set[Key]:
+        keys = set()
+        for i in range(len(batch.ix)):
+            key, after, goal, same_goal = (
+                tuple(int(v) for v in obs[name][i])
+                for name in ("obs", "obs.desired_goal")
+                for obs in (batch.obs, batch.next_obs)
+            )
+            assert after == self.naive.transitions[key][0]  # type: ignore[index]
+            assert goal == same_goal and goal in self.naive.row_of
+            assert goal[:3] == key[:3] and goal[3] > key[3]
+            assert (batch.reward[i], batch.discount[i]) == (after[3] - goal[3], GAMMA * (goal != after))
+            assert bool(batch.terminated[i]) == (goal == after)
+            keys.add(key)
+        return keys  # type: ignore[return-value]
+
+
+def goal_buffer(kind: str, capacity: int) -> RowReplayBuffer:
+    leaf = spec_of(1).obs.leaves[0]
+    goals = (
+        ObsLeaf(f"obs.{name}", (name,), "box", (4,), "int32") for name in ("achieved_goal", "desired_goal")
+    )
+    spec = EnvSpec(ObsSpec((leaf, *goals)), spec_of(1).action)
+
+    def outcome(achieved: Array, desired: Array) -> tuple[Array, Array]:
+        return achieved[:, 3] - desired[:, 3], (achieved == desired).all(1)
+
+    entry = BUFFERS[kind]
+    config = entry.config(type=kind, capacity=capacity, her="future", her_ratio=1.0)
+    buffer: RowReplayBuffer = entry.load().make_buffer(
+        config, spec, 7, (), Returns(GAMMA), N_STREAMS, outcome=outcome
+    )
+    return buffer
+
+
 ACTOR, LENGTH, ENDING = (
     st.integers(0, 1),
     st.integers(1, 9),
@@ -307,7 +349,8 @@ def columns(batch: Batch) -> dict[str, Any]:
     """Return the arrays or tensors of a batch."""
     names = ("action", "reward", "discount", "terminated")
     named = {name: getattr(batch, name) for name in names} | batch.extra
-    return named | {"obs": batch.obs["obs"]} | ({"next_obs": batch.next_obs["obs"]} if batch.next_obs else {})
+    next_obs = {f"next_{name}": leaf for name, leaf in batch.next_obs.items()}
+    return named | batch.obs | next_obs
 
 
 def used(buffer: RowReplayBuffer, errors: Array) -> dict[str, Any]:
@@ -367,6 +410,27 @@ def test_a_buffer_that_loads_a_state_gives_the_same_batches_and_sealed_blocks_ne
             world.act(*part)
             assert used(world.buffer, errors) == used(loaded, errors)
         assert content(world.buffer) == content(loaded)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+@settings(max_examples=100 if FULL else 20, deadline=None)
+@given(capacity=st.integers(9, 200), before=PLANS, after=PLANS, errors=ERRORS)
+def test_a_goal_in_hindsight_is_of_a_later_row_of_the_episode_and_the_same_after_loading(
+    kind: str, capacity: int, before: Any, after: Any, errors: Any
+) -> None:
+    """Pages have at most two rows here, and episodes more."""
+    world, loaded = GoalWorld(goal_buffer(kind, capacity), Naive(1, 1, capacity)), goal_buffer(kind, capacity)
+    for part in before:
+        world.act(*part)
+        world.check()
+    loaded.load_state(through_json(world.buffer.state()))
+    loaded.load_generator_state(json.loads(json.dumps(world.buffer.generator_state())))
+    world.buffers.append(loaded)
+    for part in after:
+        world.act(*part)
+        assert used(world.buffer, errors) == used(loaded, errors)
+        for buffer in world.buffers if len(loaded) else ():
+            world.check_batch(buffer.batch(len(loaded)))
 
 
 @shapes

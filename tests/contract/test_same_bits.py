@@ -69,8 +69,20 @@ FRAMES = (
 """Observations are stacks of frames; the replay stores single frames."""
 CORRELATED = (*args_of("sac", "uniform"), "agent.exploration=state_dependent", "agent.noise_interval=7")
 """Exploration noise that lasts several env steps and is restored with its actor."""
+HINDSIGHT = (
+    *(
+        "agent=dqn",
+        "buffer=uniform",
+        "buffer.her=future",
+        "env=gym",
+        "env.entry_point=tests.goal_envs:BitFlip",
+    ),
+    *known_to("dqn", *PAIR),
+)
+"""Rewards of other goals are computed in the learner."""
 PAIRS = {f"{a}, {b}": args_of(a, b) for a, b in product(sorted(AGENTS), sorted(BUFFERS))} | {
     "frames": FRAMES,
+    "hindsight": HINDSIGHT,
     "correlated noise": CORRELATED,
 }
 OF_PAIRS = {f"{pair}, {mode}": (*PAIRS[pair], *MODES[mode]) for pair, mode in product(PAIRS, MODES)}
