@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.protocols import ActingPolicy, Env, StepProcessor
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes
+
+if TYPE_CHECKING:
+    from border_cli.actors.simulator_sampler import SimulatorSampler  # imports torch
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ class Sampler:
     `dropped` counts the env steps that were left out because a number was not finite; no row and no other count
     includes them. `exact` says whether every environment was restored exactly from the saved state.
     """
+
+    incarnation = 0
 
     def __init__(
         self,
@@ -135,7 +140,7 @@ class Sampler:
 
 
 class InThreadSource:
-    """One actor in the learner's own thread: the source of experience of the synchronous trainer.
+    """One actor in the learner's own thread: the source of experience with `trainer=sync` and `trainer=device`.
 
     Each `collect` takes one env step in each environment that has credit for it.
 
@@ -143,7 +148,7 @@ class InThreadSource:
         sampler: acts with the learner's own agent, so that there is no model to publish.
     """
 
-    def __init__(self, sampler: Sampler, n_envs: int, close: Callable[[], None]) -> None:
+    def __init__(self, sampler: Sampler | SimulatorSampler, n_envs: int, close: Callable[[], None]) -> None:
         self._sampler = sampler
         self._close = close
         self._n_envs = n_envs
@@ -194,7 +199,7 @@ class InThreadSource:
         items = self._sampler.processor.take()
         self._stat.env_steps += taken
         self._stat.episodes += count_episodes(items)
-        return [Chunk(0, 0, 0, taken, self._version, items)]
+        return [Chunk(0, self._sampler.incarnation, 0, taken, self._version, items)]
 
     def present(self) -> list[bool]:
         return [True]

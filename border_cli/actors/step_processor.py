@@ -11,13 +11,13 @@ from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.core.types import (
     EPISODE_INFO,
-    MAX_STEP,
     Column,
     Items,
     Step,
     empty_items,
     item_columns,
     obs_columns,
+    stored_step,
 )
 
 _ROOM = 64
@@ -99,8 +99,7 @@ class RowProcessor:
         for name, values in columns.items():
             rows[name][first:end] = values
         rows["env"][first:end] = env
-        step = self._length[env_ix]
-        rows["step"][first:end] = step | (step > MAX_STEP) << 15  # the lowest 16 bits; see MAX_STEP
+        rows["step"][first:end] = stored_step(self._length[env_ix])
         self.n_rows = end
 
     def _end(self, env_ix: Array, infos: Array | None = None, *, reported: bool = True) -> None:

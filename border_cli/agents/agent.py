@@ -6,6 +6,7 @@ The module of a family offers these functions; see `border_cli.agents.dqn.agent`
 - `make_policy(config, spec, seed, actor, n_actors, incarnation)` returns the policy of an actor or an evaluation.
 - `make_agent(config, spec, seed, device)` returns the agent that learns.
 - `agent_bytes(config, spec)`, optional, returns the bytes of the model, and of the whole state of an agent.
+- A policy with the method `act` of `NetworkPolicy` can act in a simulator (`trainer=device`).
 - `extra_columns(config, spec)`, optional, returns the columns that the policy adds to each row (`ActingPolicy.extras`).
 """
 
@@ -92,6 +93,10 @@ class NetworkPolicy(ABC):
     @abstractmethod
     def _exploit(self, obs: Obs) -> Array:
         """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
+
+    def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
+        """As `sample` in train mode, of tensors on the device: {name: (B, ...)} of environments 0 … B - 1 → (B, ...)."""
+        raise NotImplementedError
 
     @property
     def network(self) -> nn.Module:

@@ -44,7 +44,7 @@ from border_cli.runtime.stopping import Deadline, StopFlag
 from border_cli.training.evaluators import EpisodeRunner
 
 if TYPE_CHECKING:
-    from border_cli.envs.group import GymEnv
+    from border_cli.core.protocols import Env
 
 _ENVS = 10
 """Episodes stepped together."""
@@ -228,6 +228,8 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
     from gymnasium.error import DependencyNotInstalled
 
     n_envs = 1 if flags.render == "human" else min(_ENVS, flags.episodes)  # a person watches one window
+    if config.type == "simulator":
+        n_envs = flags.episodes  # each of its environments plays one
     seeds = [seeding.integer(flags.seed, seeding.EVAL_COMMAND, i) for i in range(flags.episodes)]
     with StopFlag() as stop, closing(_make_env(config, n_envs, flags.render)) as env:
         if env.spec != saved.description.spec:
@@ -260,7 +262,7 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
     return evaluation
 
 
-def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> GymEnv:
+def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> Env:
     from border_cli.envs.group import evaluation_envs
 
     try:

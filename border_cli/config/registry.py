@@ -70,7 +70,7 @@ BUFFERS: dict[str, Entry] = {
     "uniform": Entry(BufferConfig, "border_cli.replay.buffer"),
     "prioritized": Entry("border_cli.replay.config:PrioritizedConfig", "border_cli.replay.buffer"),
 }
-ENVS: dict[str, Entry] = {"gym": Entry(EnvConfig)}
+ENVS: dict[str, Entry] = {"gym": Entry(EnvConfig), "simulator": Entry(EnvConfig)}
 ACTOR_MANAGERS: dict[str, Entry] = {
     "process": Entry(ActorManagerConfig, "border_cli.actors.lockstep:make_manager"),
     "ray": Entry(RayConfig, "border_cli.actors.ray_actors:make_manager"),
@@ -80,7 +80,7 @@ TABLES: dict[str, dict[str, Entry]] = {
     "env": ENVS,
     "buffer": BUFFERS,
     "actor_manager": ACTOR_MANAGERS,
-    "evaluator": {name: Entry(EvaluatorConfig) for name in ("auto", "inline", "process")},
+    "evaluator": {name: Entry(EvaluatorConfig) for name in ("auto", "inline", "process", "shared")},
     "recorder": {"default": Entry(RecorderConfig)},
 }
 """By the section of the configuration whose `type` they hold."""

@@ -246,7 +246,7 @@ def may_switch(config: TrainConfig) -> bool:
 
 def is_reproducible(config: TrainConfig) -> bool:
     """Whether the same seed gives the same bits, and a resumed run equals one that was never interrupted."""
-    return config.trainer.type == "sync" or config.trainer.lockstep
+    return config.trainer.type != "async" or config.trainer.lockstep
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class EnvConfig:
         "env.entry_point=null": "sticky_actions",
     }
 
-    type: str = option("gym", "kind of environment: gym, or one that a plugin registered")
+    type: str = option("gym", "kind of environment: gym, simulator, or one that a plugin registered")
     id: str = option("", "gymnasium id; `module:Id-v0` imports the module first")
     entry_point: str | None = option(
         None, "instead of id: `module:Class`, or `module:function` that makes an environment"
@@ -293,7 +293,7 @@ class RayConfig(ActorManagerConfig):
 
 @dataclass
 class TrainerConfig:
-    """Ratio, intervals, budgets. async: actors in their own processes; sync: one actor in the learner's thread."""
+    """Ratio, intervals, budgets. async: actor processes; sync: the learner's own thread; device: a simulator beside it."""
 
     only_with: ClassVar[dict[str, str]] = {
         "trainer.type=async": "sync_interval",
@@ -303,7 +303,9 @@ class TrainerConfig:
     }
 
     type: str = option(
-        "async", "who acts: actor processes, or the learner's own thread", choices=("async", "sync")
+        "async",
+        "who acts: actor processes; the learner's own thread; or device: that thread, in a simulator of torch tensors",
+        choices=("async", "sync", "device"),
     )
     max_opts: int | None = option(None, "budget", unit="opt steps", ge=1)
     max_env_steps: int | None = option(50_000, "budget, never exceeded", unit="env steps", ge=1)
@@ -360,10 +362,12 @@ class TrainerConfig:
 class EvaluatorConfig:
     """How models are evaluated during training."""
 
+    only_with: ClassVar[dict[str, str]] = {"env.type!=simulator": "n_envs video_interval"}
+
     type: str = option(
         "auto",
-        "where evaluations run: inline, in the learner's thread; process; or `module:name` of an evaluator; "
-        "auto: process in a free-running run with more than one CPU, else inline",
+        "where evaluations run: inline, in the learner's thread; process; shared, in the simulator of the training; or "
+        "`module:name` of an evaluator; auto: process in a free-running run with more than one CPU, else inline",
     )
     episodes: int = option(20, "episodes per evaluation", unit="episodes", ge=1)
     n_envs: int = option(10, "environments stepped together", unit="environments", ge=1)

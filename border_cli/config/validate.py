@@ -22,7 +22,7 @@ from border_cli.config.resolve import (
     streams,
     trackers,
 )
-from border_cli.config.schema import TrainConfig
+from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.types import SequenceShape
 
@@ -30,7 +30,7 @@ from border_cli.core.types import SequenceShape
 def validate(config: TrainConfig) -> None:
     """Run every cross-check. Raises UsageError for the first one that fails."""
     config.agent.validate()
-    for check in (_environment, _actors, _device_and_replay, _trainer):
+    for check in (_simulator, _environment, _actors, _device_and_replay, _trainer):
         check(config)
 
 
@@ -79,8 +79,8 @@ def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple
     of_any_actor = ("actor_manager.envs_per_actor", "actor_manager.start_timeout_s")
     of_films = ("evaluator.video_interval", "evaluator.max_episode_steps") if evaluator.video_interval else ()
     for key in typed:
-        if key.partition(".")[0] == "actor_manager" and t.type == "sync" and key not in of_any_actor:
-            yield key, "with trainer=sync", "with trainer=async"
+        if key.partition(".")[0] == "actor_manager" and t.type != "async" and key not in of_any_actor:
+            yield key, f"with trainer={t.type}", "with trainer=async"
         if key.startswith("evaluator.") and t.eval_interval is None and key not in of_films:
             yield key, "with trainer.eval_interval=null", "with an eval_interval (opt steps)"
     if evaluator.n_envs > evaluator.episodes:
@@ -120,6 +120,37 @@ def least_capacity(config: TrainConfig) -> int:
     return length * config.agent.batch_size + streams(config) * waiting
 
 
+def _simulator(config: TrainConfig) -> None:
+    """Refuse a simulator without its trainer, and the other way round, and what no simulator can do."""
+    env, e, envs = config.env, config.evaluator, config.actor_manager.envs_per_actor
+    is_simulator = config.trainer.type == "device"
+    _refuse(
+        is_simulator != (env.type == "simulator") or (is_simulator and not env.entry_point),
+        f"trainer={config.trainer.type} and env={env.name}: trainer=device is for a simulator, and only it trains in one",
+        "trainer=device env=simulator env.entry_point=module:function",
+    )
+    wraps = ("id", "imports", "wrappers", "frame_stack", "max_episode_steps", "preprocess", "info_keys")
+    odd = [
+        f"env.{name}"
+        for name in (*wraps, "nonfinite", "vector")
+        if getattr(env, name) != getattr(EnvConfig(), name)
+    ]
+    odd += ["step_processor"] if config.step_processor is not None else []
+    odd += ["actor_manager.envs_per_actor=auto"] if envs is None else []
+    _refuse(
+        is_simulator and bool(odd),
+        f"{', '.join(odd)}: not possible with a simulator",
+        "what its factory offers, by env.kwargs",
+    )
+    is_wrong = e.type == "process" or (e.type == "shared" and e.episodes > (envs or 0))
+    _refuse(
+        is_wrong if is_simulator else e.type == "shared",
+        f"evaluator={e.type}: a simulator is in the learner's process, where each of the {e.episodes} episodes of an "
+        "evaluation takes one of its environments; only a simulator can be shared",
+        f"evaluator=inline; or with a simulator evaluator=shared evaluator.episodes=<at most {envs}>",
+    )
+
+
 def _environment(config: TrainConfig) -> None:
     env, preset = config.env, config.preset
     example = "ALE/Freeway-v5" if env.preprocess == "atari" else "CartPole-v1"
@@ -149,10 +180,10 @@ def _environment(config: TrainConfig) -> None:
 
 def _actors(config: TrainConfig) -> None:
     t, actors, manager = config.trainer, n_actors(config), config.actor_manager
-    sync = t.type == "sync"
+    sync = t.type != "async"
     _refuse(
         sync and actors != 1,
-        f"n_actors={actors}: trainer=sync has one actor, in the learner's own thread",
+        f"n_actors={actors}: trainer={t.type} has one actor, in the learner's own thread",
         "trainer=async trainer.lockstep=true, which is reproducible too,\n"
         "or more environments with actor_manager.envs_per_actor",
     )
@@ -209,9 +240,9 @@ def _device_and_replay(config: TrainConfig) -> None:
     )
     sequences = getattr(config.agent, "sequences", None)
     _refuse(
-        buffer.her != "none" and sequences is not None,
-        f"buffer.her={buffer.her} is for single rows, and agent.gru learns from sequences",
-        "agent.gru=null, or buffer.her=none",
+        buffer.her != "none" and (sequences is not None or config.trainer.type == "device"),
+        f"buffer.her={buffer.her} is for single rows of environments of gymnasium, not for agent.gru or trainer=device",
+        "agent.gru=null and trainer=async or sync, or buffer.her=none",
     )
     _refuse(
         config.trainer.warmup_period > capacity,

@@ -63,6 +63,14 @@ def stack_depth(spec: EnvSpec) -> int:
 
 MAX_STEP = 2**16 - 1
 """Largest number of a row in its episode; after it comes 2^15 again. So a row behind n others has at least the number n."""
+
+
+def stored_step(length: Array) -> Array:
+    """The number of a row after (k,) env steps of its episode; its lowest 16 bits are stored."""
+    number: Array = length | (length > MAX_STEP) << 15
+    return number
+
+
 EPISODE_INFO = "episode_info"
 AFTER_TRAINING = 2**62
 """Env steps at which every exploration schedule has reached its end."""

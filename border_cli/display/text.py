@@ -147,7 +147,7 @@ def banner(
     rows_of = format.counted(config.buffer.capacity, "row")
     processes, threads = resource_checks.processes(config), resource_checks.compute_threads(config)
     acting, envs = config.trainer.type, format.counted(envs_per_actor(config), "environment")
-    if acting == "sync":
+    if acting != "async":
         acting += f" with {envs}"
     else:
         each = f" of {envs}" if envs_per_actor(config) > 1 else ""

@@ -18,7 +18,8 @@ import gymnasium
 import numpy as np
 
 from border_cli.config.schema import EnvConfig
-from border_cli.core.errors import ActorLostError, BorderError
+from border_cli.core.errors import ActorLostError, BorderError, UsageError
+from border_cli.core.protocols import Env
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, decode_actions
 from border_cli.core.state import State, check_like
 from border_cli.core.types import Step
@@ -257,8 +258,16 @@ class VectorGroup(GymEnv):
             super().reset(i)
 
 
-def evaluation_envs(config: EnvConfig, n_envs: int, **options: Any) -> GymEnv:
+def evaluation_envs(config: EnvConfig, n_envs: int, **options: Any) -> Env:
     """Environments of an evaluation; only one if a process cannot have more, as with some emulators."""
+    if config.type == "simulator":
+        from border_cli.envs.simulator import Simulator, SimulatorEpisodes  # imports torch
+
+        if options.get("render_mode"):
+            raise UsageError(
+                "env=simulator: episodes of a simulator are not drawn", allowed="a film by its own means"
+            )
+        return SimulatorEpisodes(Simulator(config, n_envs, "the evaluation"), n_envs)
     try:
         return GymEnv(config, n_envs, "the evaluation", **options)
     except ActorLostError as e:

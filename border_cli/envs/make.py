@@ -83,21 +83,28 @@ def _bare(config: EnvConfig, render_mode: str | None, **more: Any) -> Any:
         kwargs = {"frameskip": 1, "full_action_space": False} | sticky | kwargs
     if entry.factory:
         env = _checked(entry.load()(config, **kwargs), f"env={config.type}", config.vector)
-    elif path := config.entry_point:
-        module, _, name = path.partition(":")
-        maker = getattr(import_path(module, "env.entry_point"), name, None) if name else None
-        if maker is None:
-            raise UsageError(
-                f"env.entry_point: {path!r} has no such class or function",
-                nearest=nearest_path(path),
-                allowed="module:name",
-            )
-        env = _checked(maker(**kwargs), f"env.entry_point: {path!r}", config.vector)
+    elif config.entry_point:
+        made = maker(config)(**kwargs)
+        env = _checked(made, f"env.entry_point: {config.entry_point!r}", config.vector)
     else:
         env = _from_id(config, kwargs)
     if env.render_mode == "human" and "render_mode" not in kwargs:
         env.unwrapped.render_mode = None  # the default of some classes: a window in each process
     return atari.preprocessed(env, config) if is_game else env
+
+
+def maker(config: EnvConfig) -> Any:
+    """The class or function that `env.entry_point` names. Raises UsageError where there is none."""
+    path = config.entry_point or ""
+    module, _, name = path.partition(":")
+    found = getattr(import_path(module, "env.entry_point"), name, None) if name else None
+    if found is None:
+        raise UsageError(
+            f"env.entry_point: {path!r} has no such class or function",
+            nearest=nearest_path(path),
+            allowed="module:name",
+        )
+    return found
 
 
 def stack_size(env: gymnasium.Env[Any, Any]) -> int:

@@ -45,14 +45,14 @@ class Probed:
     """The result of the trial of an environment.
 
     spec: its spaces · action_mask, categories: the values of these keys of `env` that it needs · warnings: first
-    lines of those that it gave · first: its first env step.
+    lines of those that it gave · first: its first env step; None for a simulator.
     """
 
     spec: EnvSpec
     action_mask: str
     categories: dict[str, list[int]]
     warnings: list[str]
-    first: Step = field(compare=False)
+    first: Step | None = field(default=None, compare=False)
 
 
 def try_env(config: EnvConfig, at_end: ExitStack | None = None) -> Probed:

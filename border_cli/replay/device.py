@@ -34,14 +34,20 @@ class DeviceRows:
         return self._whole[:, offset : offset + dtype.itemsize].view(element).view(self.n, *column.shape)
 
     def write(self, where: slice | Array, rows: Items) -> None:
+        """As `Rows.write`. Columns may be tensors, all of them, which then never leave the device."""
+        place = where if isinstance(where, slice) else to_device(where, self._device)
+        if isinstance(rows[next(iter(self.columns))], Tensor):
+            for name, column in self.columns.items():
+                column[place] = torch.as_tensor(rows[name])
+            return
         packed = np.zeros(len(next(iter(rows.values()))), self._layout)
         for name in self.columns:
             packed[name] = rows[name]
         sent = to_device(packed.view(np.uint8).reshape(len(packed), -1), self._device)
-        if isinstance(where, slice):
-            self._whole[where] = sent
+        if isinstance(place, slice):
+            self._whole[place] = sent
         else:
-            self._whole.index_copy_(0, to_device(where, self._device), sent)
+            self._whole.index_copy_(0, place, sent)
 
     def read(self, slots: Array) -> Items:
         raw = self._whole.index_select(0, to_device(slots, self._device)).cpu().numpy()

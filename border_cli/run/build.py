@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -147,7 +148,7 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
     )
     if c.trainer.lockstep:
         return LockstepTrainer(c.trainer, parts)
-    return SyncTrainer(c.trainer, parts) if c.trainer.type == "sync" else AsyncTrainer(c.trainer, parts)
+    return AsyncTrainer(c.trainer, parts) if c.trainer.type == "async" else SyncTrainer(c.trainer, parts)
 
 
 def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> None:
@@ -189,6 +190,14 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
 def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
     c = setup.config
     actors, columns = factories.actor_spec(c), factories.run_columns(c, setup.spec)
+    if c.trainer.type == "device":
+        from border_cli.actors.simulator_sampler import SimulatorSampler  # imports torch
+
+        simulator, learner, on_device = factories.simulator(c), cast(Any, agent), c.buffer.device == "cuda"
+        setup.closing.append(simulator.close)  # not with the actors: the last evaluation may need it
+        seed_of = partial(seeding.episode_seed, c.seed, 0, 0, 0)
+        acting = SimulatorSampler(simulator, learner.policy, seed_of, on_device)
+        return InThreadSource(acting, actors.n_envs, lambda: None)
     if c.trainer.type == "sync":
         actor_id = actors.actor_id(0, 0, 1)
         env = factories.actor_env(actor_id, c, setup.tick, resumable=True)

@@ -89,6 +89,25 @@ def actor_env(
     return kind(config.env, actor_id.n_envs, f"actor {actor_id.actor}", tick=tick, bases=bases, quiet=True)
 
 
+_simulators: dict[str, Any] = {}
+
+
+def simulator(config: TrainConfig) -> Any:
+    """The simulator of `trainer=device`. Some allow one per process: a run takes what `preflight` has made."""
+    from border_cli.envs.simulator import Simulator  # imports torch
+
+    import_plugins(config.plugins)
+    n_envs, env = envs_per_actor(config), config.env
+    key = repr((env.entry_point, env.kwargs, env.obs_keys, n_envs, config.device))
+    if key not in _simulators or not _simulators[key].is_open:
+        for other in _simulators.values():
+            other.close()
+        _simulators.clear()
+        seeding.seed_global_generators(config.seed, seeding.GLOBAL, 1)
+        _simulators[key] = Simulator(env, n_envs, "the training", config.device)
+    return _simulators[key]
+
+
 def actor_policy(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
     """The policy of one actor."""
     policy: ActingPolicy = agent_module(config).make_policy(
@@ -128,10 +147,16 @@ def run_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
     return item_columns(spec, extra, n_info)
 
 
-def evaluation_env(tick: Callable[[], None], config: TrainConfig) -> GymEnv:
-    """The environments of evaluations. tick: called after each."""
+def evaluation_env(tick: Callable[[], None], config: TrainConfig) -> Any:
+    """The environments of evaluations, as `core.protocols.Env`. tick: called after each."""
     import_plugins(config.plugins)
     n_envs = min(config.evaluator.n_envs, config.evaluator.episodes)
+    if config.env.type == "simulator":
+        n_envs = config.evaluator.episodes
+    if config.evaluator.type == "shared":
+        from border_cli.envs.simulator import SimulatorEpisodes  # imports torch
+
+        return SimulatorEpisodes(simulator(config), n_envs)
     return evaluation_envs(config.env, n_envs, tick=tick, quiet=True)
 
 
@@ -179,6 +204,11 @@ def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
     returns = Returns(config.agent.gamma, config.agent.reward_clip)
     options: dict[str, Any] = {"device": config.device} if config.buffer.device == "cuda" else {}
     if config.buffer.her != "none":
+        if not buffer_knows("outcome", config):
+            raise UsageError(
+                f"buffer={config.buffer.type} has no goals in hindsight",
+                allowed="buffer=uniform or prioritized",
+            )
         options["outcome"] = GoalOutcome(config.env, spec)
     buffer: ReplayBuffer = module.make_buffer(
         config.buffer, spec, config.seed, extra, returns, streams(config), **options, **_sequences(config)

@@ -24,7 +24,7 @@ from border_cli.config.resolve import (
     with_env_facts,
 )
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import BorderError, ResourceError, UsageError
+from border_cli.core.errors import ActorLostError, BorderError, ResourceError, UsageError, first_line
 from border_cli.core.format import size
 from border_cli.core.spaces import EnvSpec
 from border_cli.display.output import write_line
@@ -73,7 +73,8 @@ def preflight(
     import torch
 
     _check_imports(config)
-    probed, weights = probe_env(config, stop), None
+    probed = _probe_simulator(config) if config.trainer.type == "device" else probe_env(config, stop)
+    weights = None
     if config.init_from is not None and not resuming:
         weights = weights_directory(config)
         saved = read_model(weights)
@@ -81,12 +82,14 @@ def preflight(
         config = with_saved_range(saved, config)
     spec = probed.spec
     agent_module.check_spec(config.agent, spec)
+    if config.trainer.type == "device":
+        _check_acts_on_tensors(config, spec)
     _check_effects(overrides, spec)
     _check_device(config)
     torch.set_num_threads(threads(config))  # before the first tensor, which starts them
     sizes = factories.sizes(config, spec)
     config, measured, reason = with_env_facts(config, probed.action_mask, probed.categories), None, ""
-    if config.buffer.her != "none":
+    if config.buffer.her != "none" and probed.first is not None:
         GoalOutcome(config.env, spec).check(spec, probed.first)
     if envs := throughput.env_counts(config):  # a measurement may and can decide something
         from border_cli.run import probes
@@ -196,6 +199,29 @@ def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
     for text in probed.warnings:
         write_line(sys.stderr, f"warning: {text}")
     return probed
+
+
+def _probe_simulator(config: TrainConfig) -> Probed:
+    """Make the simulator of the run and reset it, in this process: it may be the only one, and it may be on a GPU."""
+    _check_device(config)
+    try:
+        simulator = factories.simulator(config)
+        simulator.reset(config.seed % 2**31)
+    except ActorLostError as e:
+        raise UsageError(f"env: {first_line(e)}\nenv.kwargs.… are its arguments") from e
+    return Probed(simulator.spec, "none", config.env.categories or {}, [])
+
+
+def _check_acts_on_tensors(config: TrainConfig, spec: EnvSpec) -> None:
+    """Raise UsageError for an agent that cannot act in a simulator."""
+    from border_cli.agents.agent import NetworkPolicy
+
+    act = getattr(type(factories.evaluation_policy(spec, config)), "act", NetworkPolicy.act)
+    if act is NetworkPolicy.act or factories.extra_columns(config, spec):
+        raise UsageError(
+            f"agent={config.agent.type} cannot choose actions by tensors, as trainer=device needs",
+            allowed="an agent of the families of dqn and sac, without a memory",
+        )
 
 
 def _check_device(config: TrainConfig) -> None:

@@ -62,6 +62,10 @@ def measure(
 
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
+    if config.trainer.type == "device":
+        raise UsageError(
+            "trainer=device: only a run shows how fast a simulator is", allowed="a run, without plan=true"
+        )
     (acted, actor_cpus), learner = acting(config, envs, seconds, stop), Learner(config, spec, stop)
     is_open = may_switch(config) and not config.threads
     counts = throughput.up_to(machine.cpus()) if is_open else (threads(config),)

@@ -204,6 +204,23 @@ class DqnPolicy(NetworkPolicy):
         values = self.action_values(obs, noise)
         return self._chosen(values, self._epsilon(env_steps), self._rng)
 
+    @torch.no_grad()
+    def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
+        """(B,) int64, ε-greedy, or (B, *shape) for several actions at once."""
+        device, noise = self.params.device, NO_NOISE
+        if self._noise_size:
+            noise = Noise(normal=_normal(self._rng, self._noise_size, device))
+        network = cast(QNetwork, self._network)
+        values = self._head.values(network(obs, noise))
+        values = loss.mask_actions(values, obs, self._mask, network.branches)
+        best, epsilon = values.argmax(1), self._epsilon(env_steps)
+        if epsilon == 0.0:
+            return best.reshape(-1, *self._shape)
+        numbers = to_device(self._rng.random((len(best), values.shape[1] + 1), np.float32), device)
+        # The largest of independent uniform numbers is a uniform draw among the allowed actions.
+        drawn = numbers[:, 1:].masked_fill(values == -torch.inf, -1.0).argmax(1)
+        return torch.where(numbers[:, 0] < epsilon, drawn, best).reshape(-1, *self._shape)
+
     @property
     def eval_epsilon(self) -> float:
         """The probability of a random action in eval mode."""

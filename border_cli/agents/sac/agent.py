@@ -163,6 +163,26 @@ class SacPolicy(NetworkPolicy):
         # a deterministic policy: the noise is added to the action, in half ranges
         return self._scaled(np.clip(np.tanh(mean) + self._config.noise_std * normal, -1.0, 1.0))
 
+    @torch.no_grad()
+    def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
+        """(B, *shape) float32."""
+        device, size = self.params.device, (len(next(iter(obs.values()))), self._size)
+        network = cast(PolicyNetwork, self._network)
+        if env_steps < self._config.random_env_steps:
+            x = 2.0 * to_device(self._rng.random(size, np.float32), device) - 1.0
+        elif self._noise is not None:
+            of_action = network(obs)
+            weights = to_device(self._noise.sample(range(size[0]), self._rng), device) * network.weight_std()
+            x = torch.tanh(of_action.mean + torch.einsum("bf,bfd->bd", of_action.features, weights))
+        else:
+            of_action, normal = network(obs), to_device(self._rng.standard_normal(size, np.float32), device)
+            if self._config.policy == "gaussian":
+                x = torch.tanh(of_action.mean + of_action.std * normal)
+            else:
+                x = (torch.tanh(of_action.mean) + self._config.noise_std * normal).clamp(-1.0, 1.0)
+        low, high = to_device(self._low, device), to_device(self._high, device)
+        return self._bijector.to(device).scale(x).clamp(low, high).view(-1, *self._shape)
+
     def _exploit(self, obs: Obs) -> Array:
         return self._squashed(self._action_parameters(obs)[0])
 
