@@ -125,8 +125,8 @@ class Sampler:
         return len(env_ix) - dropped
 
     def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
-        """`step`, and then the rows completed since they were last taken."""
-        self.step(env_ix, env_steps)
+        """`step`, of all environments where none are named, and then the rows completed since they were last taken."""
+        self.step(env_ix or self.next_envs(self._env.n_envs), env_steps)
         return self.processor.take()
 
     def _begin_episode(self, env_ix: int, number: int) -> None:

@@ -17,8 +17,7 @@ class Env(Protocol):
 
     What an environment raises becomes ActorLostError.
 
-    together: the environments that must take their next env steps at the same time: of a vector environment, all that do
-    not reset themselves meanwhile. None where each can be stepped alone.
+    together: the environments that must be stepped next, all of them in one call; None where each can be stepped alone.
     """
 
     n_envs: int

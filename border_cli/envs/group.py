@@ -76,7 +76,6 @@ class GymEnv:
 
     Attributes:
         info_mask: shape of info["action_mask"] at the last reset; None without one.
-        together: see `core.protocols.Env`.
     """
 
     together: list[int] | None = None

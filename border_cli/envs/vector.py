@@ -84,9 +84,7 @@ class SubEnv(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is not 
         self.action_space = self.env.single_action_space
         self.metadata, self.render_mode = self.env.metadata, self.env.render_mode
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return self.vector.reset(self.index, seed)
 
     def send(self, action: Any) -> None:

@@ -127,15 +127,11 @@ def act_alone(configs: Iterable[TrainConfig], seconds: float) -> list[tuple[floa
             sampler = Sampler(env, policy, processor, partial(seeding.first_seed, config.seed, 0, 0))
             sampler.begin()
             before_s, began_s = machine.cpu_seconds(), monotonic() - machine.queued_seconds()
-            rate = env.n_envs * _rate(partial(_act, sampler, env.n_envs), seconds)
+            rate = env.n_envs * _rate(partial(sampler.sample, (), AFTER_TRAINING), seconds)
             # without the time in which other processes had the CPU
             acted_s = monotonic() - machine.queued_seconds() - began_s
             acted.append((rate, (machine.cpu_seconds() - before_s) / acted_s))
     return acted
-
-
-def _act(sampler: Sampler, n_envs: int) -> None:
-    sampler.sample(sampler.next_envs(n_envs), AFTER_TRAINING)
 
 
 # -- the learner, in this process ---------------------------------------------------
