@@ -26,6 +26,7 @@ REFERENCE = DOCS / "reference"
 KINDS = {
     "agent-dqn": ("agent", "dqn"),
     "agent-sac": ("agent", "sac"),
+    "agent-flashsac": ("agent", "flashsac"),
     "agent-dsac": ("agent", "dsac"),
     "buffer": ("buffer", "prioritized"),
     "actor_manager": ("actor_manager", "ray"),
@@ -35,6 +36,8 @@ PLAIN = ("env", "trainer", "evaluator", "recorder", "checkpoint")
 """Groups whose types all have the same keys."""
 
 
+BOXED = ("sac", "td3", "tqc", "crossq", "rsac", "flashsac")
+"""Agents for a box of actions."""
 HERE = ("reproduced here", "measured here")
 """Columns of README's table, by the status of a preset; the last column has all others."""
 
@@ -48,7 +51,7 @@ def table() -> str:
         for (env, other), status in known.items():
             if other == agent:
                 envs[status if status in HERE else ""].append(env)
-        actions = "Box" if agent in ("sac", "td3", "tqc", "crossq", "rsac") else "Discrete"
+        actions = "Box" if agent in BOXED else "Discrete"
         page = f"[`{agent}`](docs/agents/{agent}.md)"
         rows.append([page, actions, *(_environments(agent, names) for names in envs.values())])
     return markdown(["`agent=`", "actions", *HERE, "preset, not run in full here"], rows)

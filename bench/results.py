@@ -44,8 +44,9 @@ _NEW = {
         **{"gru": None, "sequence_length": 40, "burn_in": 20, "priority_max_share": 0.9},
     },
     "buffer": {"her": "none", "her_ratio": 0.8},
+    "env": {"vector": False},
 }
-"""Newer keys of agents and buffers, with the value that stands for what they did before."""
+"""Newer keys of agents, buffers and environments, with the value that stands for what they did before."""
 
 
 @dataclass(frozen=True)

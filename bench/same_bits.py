@@ -54,6 +54,7 @@ AGENTS = {
     "dsac": f"agent=dsac {CARTPOLE} {NO_EVAL}",
     "r2d2": f"agent=r2d2 {CARTPOLE} {NO_EVAL} agent.sequence_length=8 agent.burn_in=4",
     "rsac": f"agent=rsac {PENDULUM} {NO_EVAL} agent.sequence_length=8 agent.burn_in=4",
+    "flashsac": f"agent=flashsac {PENDULUM} {NO_EVAL}",
     "crossq": f"agent=crossq {PENDULUM} {NO_EVAL}",
     "tqc": f"agent=tqc {PENDULUM} {NO_EVAL} agent.exploration=state_dependent agent.noise_interval=16",
 }

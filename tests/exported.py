@@ -57,11 +57,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "td3": {},
     "tqc": {"exploration": "state_dependent"},
     "crossq": {},
+    "flashsac": {"critic_hidden": [8]},
     "dsac": {},
     "r2d2": {"gru": 8},
     "rsac": {"gru": 8},
 }
-BOXED = ("sac", "td3", "tqc", "crossq", "rsac")
+BOXED = ("sac", "td3", "tqc", "crossq", "rsac", "flashsac")
 
 
 def spec_of(name: str, agent: str) -> EnvSpec:

@@ -47,7 +47,7 @@ class NumpyPolicy:
     def begin_episode(self, env_ix: int) -> None:
         pass
 
-    def extras(self) -> dict[str, Array]:
+    def extras(self, step: Step) -> dict[str, Array]:
         return {}
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:

@@ -89,6 +89,9 @@ def batch_of(agent: str, seed: int, n: int = SIZE, weighted: bool = False) -> Ba
         observations(2 * seed, n), action, rng.normal(size=n).astype(np.float32), np.full(n, 0.9, np.float32),
         rng.random(n) < 0.2, observations(2 * seed + 1, n), np.arange(n),
     )  # fmt: skip
+    extra_columns = getattr(AGENTS[agent].load(), "extra_columns", lambda config, spec: ())
+    for column in extra_columns(config_of(agent), spec_of(agent)):
+        batch.extra[column.name] = rng.normal(size=(n, *column.shape)).astype(column.dtype)
     if weighted:
         batch.weight = rng.random(n).astype(np.float32)
     return (

@@ -25,7 +25,7 @@ from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.config.registry import register
 from border_cli.config.schema import override_default
 from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, ObsSpec
-from border_cli.core.types import Column
+from border_cli.core.types import Column, Step
 from border_cli.runtime import seeding
 
 __all__ = ["check_spec"]
@@ -85,9 +85,9 @@ class RecurrentPolicy(DqnPolicy):
         self.hidden |= dict(zip(env_ix, after, strict=True))
         return super().sample(obs | {HIDDEN: after}, env_steps, env_ix)
 
-    def extras(self) -> dict[str, Array]:
+    def extras(self, step: Step) -> dict[str, Array]:
         assert self._before is not None
-        return super().extras() | {HIDDEN: self._before}
+        return super().extras(step) | {HIDDEN: self._before}
 
     def generator_state(self) -> dict[str, Any]:
         return super().generator_state() | {HIDDEN: {str(i): h.tolist() for i, h in self.hidden.items()}}

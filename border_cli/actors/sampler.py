@@ -115,7 +115,7 @@ class Sampler:
         action = self._policy.sample(self._env.observe(env_ix), env_steps, env_ix)
         step = self._env.step(env_ix, action)
         if self.processor.needs_extras:
-            step.extras = self._policy.extras()
+            step.extras = self._policy.extras(step)
         self.processor.add(step)
         dropped = 0 if step.dropped is None else int(np.count_nonzero(step.dropped))
         self.dropped += dropped

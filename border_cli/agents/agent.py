@@ -29,7 +29,7 @@ from border_cli.core.metrics import Record, declare
 from border_cli.core.protocols import ReplayBuffer
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
-from border_cli.core.types import ModelInfo
+from border_cli.core.types import ModelInfo, Step
 from border_cli.runtime import seeding
 
 P = TypeVar("P")
@@ -115,7 +115,7 @@ class NetworkPolicy(ABC):
         """Units of the memory; None without one."""
         return None if self._memory is None else self._memory.units
 
-    def extras(self) -> dict[str, Array]:
+    def extras(self, step: Step) -> dict[str, Array]:
         """The states of the memory before the observations, if there is one; a subclass may add columns."""
         return {} if self._memory is None else {STATE: self._memory.before}
 

@@ -1,4 +1,6 @@
-"""Batch renormalisation (Ioffe, 2017), with the constants of CrossQ (Bhatt et al., 2024)."""
+"""Batch normalisation (Ioffe and Szegedy, 2015) and renormalisation (Ioffe, 2017), with the constants of CrossQ (Bhatt et
+al., 2024).
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,22 @@ _WARM_UP = 100_000
 
 
 class BatchStats:
-    """The running statistics that the training passes of one opt step lead to. steps: scalar, opt steps done before."""
+    """The running statistics that the training passes of one opt step lead to.
 
-    def __init__(self, steps: Tensor) -> None:
-        self.is_warm = steps >= _WARM_UP
+    steps: scalar, opt steps done before; None: the statistics of the batch alone normalise it, always.
+    """
+
+    def __init__(self, steps: Tensor | None = None) -> None:
+        self.is_warm = None if steps is None else steps >= _WARM_UP
         self._updates: list[tuple[Tensor, Tensor]] = []
 
     def note(self, running: Tensor, batch: Tensor) -> None:
         """Remember to move a running statistic towards that of the batch."""
-        self._updates.append((running, running.lerp(batch.detach(), _MOMENTUM)))
+        self.set(running, running.lerp(batch.detach(), _MOMENTUM))
+
+    def set(self, running: Tensor, value: Tensor) -> None:
+        """Remember to set a running statistic."""
+        self._updates.append((running, value))
 
     def apply(self, skip: Tensor) -> None:
         """Set the running statistics. skip: scalar; if it is 1, nothing changes."""
@@ -55,10 +64,18 @@ class BatchRenorm(nn.Module):
         std = (variance.clamp(min=0.0) + _EPS).sqrt()  # weights of somebody else may be anything
         if stats is None:
             return (x - mean) / std * weight + bias
-        of_batch, batch_mean = torch.var_mean(x, -2, correction=0, keepdim=mean.dim() > 1)
+        keepdim = mean.dim() > 1
+        if stats.is_warm is None:
+            batch_mean = x.mean(-2, keepdim=keepdim)
+            x = x - batch_mean
+            of_batch = x.square().mean(-2, keepdim=keepdim)  # on a CPU, var_mean takes longer
+        else:
+            of_batch, batch_mean = torch.var_mean(x, -2, correction=0, keepdim=keepdim)
         batch_std = (of_batch + _EPS).sqrt()
         stats.note(mean, batch_mean)
         stats.note(variance, of_batch)
+        if stats.is_warm is None:
+            return torch.addcmul(bias, x, weight / batch_std)
         with torch.no_grad():  # r and d count as constants, as in the paper
             r = (batch_std / std).clamp(1.0 / _MOST_SCALE, _MOST_SCALE)
             d = ((batch_mean - mean) / std).clamp(-_MOST_SHIFT, _MOST_SHIFT)

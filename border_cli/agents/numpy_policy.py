@@ -46,14 +46,17 @@ class Network:
         }
 
     def _loaded(self, layer: dict[str, Any], copied: bool) -> tuple[str, bool, list[Any]]:
-        """A layer's kind, whether ReLU follows, and its arrays (n_in, n_out) or (n,)."""
-        kind, names = layer["kind"], _ARRAYS[layer["kind"]]
-        arrays = [self._arrays[f"{layer['at']}.{name}"].T for name in names]
+        """A layer's kind, whether ReLU follows, and its arrays (n_in, n_out) or (n,); of a residual block its layers."""
+        kind = layer["kind"]
+        if kind == "residual":
+            return kind, layer["relu"], [self._loaded(inner, copied) for inner in layer["layers"]]
+        arrays = [self._arrays[f"{layer['at']}.{name}"] for name in _ARRAYS[kind]]
+        arrays = [a[0] if kind == "unit" else a.reshape(-1) if a.ndim == 3 else a.T for a in arrays]
         if copied and kind == "norm":
             kind, arrays = "affine", list(_affine([*arrays, layer["eps"]]))
         elif copied:
             arrays = [np.array(array, order="C") for array in arrays]
-        elif kind == "norm":
+        if kind in ("norm", "rms"):
             arrays.append(layer["eps"])
         return kind, layer["relu"], arrays
 
@@ -126,6 +129,9 @@ _ARRAYS = {
     "noisy": ("weight", "bias", "weight_std", "bias_std"),
     "norm": ("weight", "bias", "mean", "variance"),
     "gru": ("weight_x", "weight_h", "bias_x", "bias_h"),
+    "unit": ("weight",),
+    "rms": ("scale",),
+    "shift": ("bias",),
 }
 """Names of the arrays of each kind of layer."""
 
@@ -140,23 +146,27 @@ def _affine(norm: Any) -> tuple[Any, Any]:
 def _feed(layers: Any, x: Any, noise: Any = (), state: Any = None) -> tuple[Any, Any]:
     """(B, n_in) → (B, n_out), and the state of a memory after it. noise: of the noisy layers, the next one last."""
     for kind, relu, arrays in layers:
-        if kind == "affine":
-            x = x * arrays[0] + arrays[1]
-            continue
-        if kind == "norm":
-            scale, shift = _affine(arrays)
-            x = x * scale + shift
-            continue
-        if kind == "gru":
-            x = state = _gru_step(x, state, *arrays)
-            continue
-        y = x @ arrays[0]
-        y += arrays[1]
-        if noise and kind == "noisy":
-            # x·(σ ⊙ ε_out ⊗ ε_in)ᵀ = ((x ⊙ ε_in)·σᵀ) ⊙ ε_out, without the noisy weights themselves
-            epsilon = noise.pop()
-            of_inputs, of_outputs = epsilon[: x.shape[1]], epsilon[x.shape[1] :]
-            y += ((x * of_inputs) @ arrays[2] + arrays[3]) * of_outputs
+        if kind in ("linear", "noisy"):
+            y = x @ arrays[0]
+            y += arrays[1]
+            if noise and kind == "noisy":
+                # x·(σ ⊙ ε_out ⊗ ε_in)ᵀ = ((x ⊙ ε_in)·σᵀ) ⊙ ε_out, without the noisy weights themselves
+                epsilon = noise.pop()
+                of_inputs, of_outputs = epsilon[: x.shape[1]], epsilon[x.shape[1] :]
+                y += ((x * of_inputs) @ arrays[2] + arrays[3]) * of_outputs
+        elif kind == "gru":
+            y = state = _gru_step(x, state, *arrays)
+        elif kind == "residual":
+            y = x + _feed(arrays, x)[0]
+        elif kind == "unit":
+            y = x @ arrays[0]
+        elif kind == "shift":
+            y = x + arrays[0]
+        elif kind == "rms":
+            y = x / np.sqrt(np.square(x).mean(1, keepdims=True) + np.float32(arrays[1])) * arrays[0]
+        else:
+            scale, shift = arrays if kind == "affine" else _affine(arrays)
+            y = x * scale + shift
         if relu:
             np.maximum(y, 0.0, out=y)
         x = y

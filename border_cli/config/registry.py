@@ -64,6 +64,7 @@ AGENTS: dict[str, Entry] = {
     "tqc": _agent("sac", "TqcConfig"),
     "crossq": _agent("sac", "CrossqConfig"),
     "rsac": _agent("sac", "RsacConfig"),
+    "flashsac": _agent("flashsac", "FlashsacConfig"),
     "dsac": _agent("dsac", "DsacConfig"),
 }
 BUFFERS: dict[str, Entry] = {

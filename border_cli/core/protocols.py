@@ -81,8 +81,8 @@ class ActingPolicy(Protocol):
             env_ix: (B,) the environments of these observations, for a policy that keeps a state per environment.
         """
 
-    def extras(self) -> dict[str, Array]:
-        """Arrays (B, ...) that the last `sample` in train mode adds to its rows, by name.
+    def extras(self, step: Step) -> dict[str, Array]:
+        """Arrays (B, ...) that the policy adds to the rows of an env step, the one of its last `sample`, by name.
 
         Those that the agent declares as extra columns come back in `Batch.extra`.
         """

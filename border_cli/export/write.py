@@ -17,6 +17,7 @@ from border_cli.agents import numpy_policy
 from border_cli.agents.agent import NetworkPolicy
 from border_cli.agents.dqn.agent import DqnPolicy
 from border_cli.agents.dsac.agent import DsacPolicy
+from border_cli.agents.flashsac.agent import FlashsacPolicy
 from border_cli.agents.memory import STATE
 from border_cli.agents.nets import arrays_of
 from border_cli.agents.sac.agent import SacPolicy
@@ -145,7 +146,7 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
 
 
 def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info: bool) -> None:
-    if type(policy) not in (DqnPolicy, DsacPolicy, SacPolicy):
+    if type(policy) not in (DqnPolicy, DsacPolicy, SacPolicy, FlashsacPolicy):
         raise UsageError("format=numpy is for border-cli's own agents", allowed="format=onnx")
     own = cast(NetworkPolicy, policy)
     network: Any = own.network

@@ -104,15 +104,15 @@ def test_the_same_seed_gives_the_same_agent_and_another_seed_another(agent: str)
 def test_the_schedule_scales_every_learning_rate(agent: str) -> None:
     learner = make_learner(agent, lr_schedule="linear", lr_opt_steps=2, lr_final=0.0, target_interval=100)
 
-    def weights() -> dict[str, list[float]]:
+    def weights() -> Array:
         trained = {name for name in learner.state().arrays if ".exp_avg." in name}
         names = [name.replace(".exp_avg.", ".params.") for name in trained]
-        return {name: learner.state().arrays[name].tolist() for name in names}
+        return np.concatenate([learner.state().arrays[name].ravel() for name in sorted(names)])
 
     before, changed = weights(), []
     for seed in range(4):  # at opt steps 3 and 4 the learning rates are 0
         learn(agent, learner, [seed])
-        changed.append(weights() != before)
+        changed.append(np.abs(weights() - before).max() > 1e-6)  # norms of 1 are restored up to rounding
         before = weights()
     assert changed == [True, True, False, False]
     record = learner.take_record()
@@ -173,7 +173,7 @@ def test_a_bad_number_changes_nothing(agent: str, column: str, bad: float, norma
     (errors,) = learn_from(learner, batch)
     assert learner.skipped_in_a_row == 1
     # That row keeps its priority; with batch normalisation it spoils the values of all rows.
-    known = 0 if agent == "crossq" and column != "reward" else SIZE - 1
+    known = 0 if agent in ("crossq", "flashsac") and column != "reward" else SIZE - 1
     assert len(errors) == known and np.isfinite(errors).all()
     for name, array in learner.state().arrays.items():
         assert "target" in name or name.startswith("stats.skipped") or (array == before[name]).all(), name

@@ -29,7 +29,10 @@ class Row:
 
 COMPOSITION = [
     # arguments and flags
-    Row("agent=dqnn", "agent: there is no 'dqnn'|nearest: agent=dqn|allowed: c51, crossq, dqn, dsac, iqn"),
+    Row(
+        "agent=dqnn",
+        "agent: there is no 'dqnn'|nearest: agent=dqn|allowed: c51, crossq, dqn, dsac, flashsac, iqn",
+    ),
     Row("env=null", "env: there is no 'null'|allowed: env=gym env.id=<id> env.imports=[<package>], acrobot"),
     Row("agent@other=dqn", "'agent@other=dqn' is not a setting|allowed: key=value"),
     Row("n_actor", "'n_actor' is not a setting|nearest: n_actors=<value>"),

@@ -33,7 +33,7 @@ TESTED = [
 
 def is_refused(pair: tuple[str, str]) -> bool:
     agent, env = pair
-    return (agent in ("sac", "td3", "tqc", "crossq", "rsac")) != (env in CONTINUOUS)
+    return (agent in ("sac", "td3", "tqc", "crossq", "rsac", "flashsac")) != (env in CONTINUOUS)
 
 
 def assert_trains(agent: str, env: str, *words: str) -> None:

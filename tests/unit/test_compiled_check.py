@@ -82,7 +82,9 @@ def test_code_with_an_error_is_refused(error: str, monkeypatch: pytest.MonkeyPat
         check_code(*vector_learner("dqn"), monkeypatch, ERRORS[error])
 
 
-@pytest.mark.parametrize("agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc", "crossq", "convolutions"])
+@pytest.mark.parametrize(
+    "agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc", "crossq", "flashsac", "convolutions"]
+)
 def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_code(*(image_learner() if agent == "convolutions" else vector_learner(agent)), monkeypatch)
 

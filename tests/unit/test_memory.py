@@ -167,14 +167,14 @@ def test_a_policy_remembers_each_environment_until_its_episode_ends(agent: str) 
         states = []
         for row in rows:
             policy.sample(seen(row), 10**6, [env_ix])
-            states.append(policy.extras()[STATE][0])
+            states.append(policy.extras(None)[STATE][0])
         return states
 
     alone = steps(0, 1, 2, env_ix=7)
     assert not alone[0].any() and alone[1].any() and (alone[1] != alone[2]).any()
     policy.sample(seen(0, 3), 10**6, [1, 0])
     policy.sample(seen(4, 1), 10**6, [0, 1])
-    together = policy.extras()[STATE]
+    together = policy.extras(None)[STATE]
     np.testing.assert_allclose(together[1], alone[1], rtol=1e-5, atol=1e-6)  # by environment, in any order
     saved = json.loads(json.dumps(policy.generator_state()))
     policy.begin_episode(7)
@@ -188,7 +188,7 @@ def test_a_policy_remembers_each_environment_until_its_episode_ends(agent: str) 
 
 def remembered(policy: Any, obs: Obs) -> Array:
     policy.sample(obs, 10**6)
-    return np.array(policy.extras()[STATE])
+    return np.array(policy.extras(None)[STATE])
 
 
 @pytest.mark.parametrize("agent", ["r2d2", "rsac"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -42,13 +43,26 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
         )
 
 
-def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
+@dataclass(frozen=True)
+class Parts:
+    """The classes that an agent of the family is made of."""
+
+    network: Callable[..., nn.Module]
+    critics: Callable[..., nn.Module]
+    policy: type[SacPolicy]
+    algorithm: type[SacAlgorithm]
+
+
+def make_agent(
+    config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu", parts: Parts | None = None
+) -> NetworkAgent:
     """A new agent. `seed` is the run's."""
     check_spec(config, spec)
+    parts = parts or SAC
     generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
     where = torch.device(device)
-    policy_layout = FlatParams(PolicyNetwork(spec, config, generator))
-    critics_layout = FlatParams(Critics(spec, config, generator))
+    policy_layout = FlatParams(parts.network(spec, config, generator))
+    critics_layout = FlatParams(parts.critics(spec, config, generator))
     layouts = {"policy": policy_layout, "critics": critics_layout}
     if config.has_targets:
         layouts["critics_target"] = critics_layout
@@ -57,11 +71,11 @@ def make_agent(config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu")
     if config.policy == "gaussian" and config.entropy_coef is None:
         layouts["alpha"] = FlatParams(EntropyCoefficient(config.entropy_coef_start))
     state = loss.SacState.init(layouts, where, config.adam_beta1)
-    policy = SacPolicy(policy_layout, state.policy.params, config, spec, seed, shared=True)
+    policy = parts.policy(policy_layout, state.policy.params, config, spec, seed, shared=True)
     bijector = TanhBijector(spec.action).to(where)
     target_entropy = -float(bijector.n_free) if config.target_entropy is None else config.target_entropy
     constants = loss.SacConstants(config, bijector, target_entropy)
-    return NetworkAgent(policy, SacAlgorithm(layouts, state, constants, seed), config.batch_size)
+    return NetworkAgent(policy, parts.algorithm(layouts, state, constants, seed), config.batch_size)
 
 
 agent_bytes = bytes_by(make_agent)
@@ -119,14 +133,17 @@ class SacPolicy(NetworkPolicy):
     """Acts by the policy network: with noise in train mode, after uniform actions at first; by the mean in eval mode."""
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
-        config, bijector = self._config, TanhBijector(spec.action)
+        bijector = TanhBijector(spec.action)
         self._shape, self._bijector, self._size = spec.action.shape, bijector, bijector.size
         self._middle, self._half_range = bijector.arrays
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
-        self._noise: StateDependentNoise | None = None
-        if config.exploration == "state_dependent":
-            shape = cast(PolicyNetwork, self._network).log_std.shape
-            self._noise = StateDependentNoise(tuple(shape), config.noise_interval)
+        self._noise: StateDependentNoise | None = self._make_noise(cast(PolicyNetwork, self._network))
+
+    def _make_noise(self, network: Any) -> Any:
+        """What is kept of the exploration noise of each environment; None if each env step has noise of its own."""
+        if self._config.exploration != "state_dependent":
+            return None
+        return StateDependentNoise(tuple(network.log_std.shape), self._config.noise_interval)
 
     def begin_episode(self, env_ix: int) -> None:
         super().begin_episode(env_ix)
@@ -239,7 +256,7 @@ class SacAlgorithm(Algorithm):
 
     config: SacConfig
     state: loss.SacState
-    scalars = loss.SCALARS
+    scalars: tuple[str, ...] = loss.SCALARS
 
     def __init__(
         self, layouts: dict[str, FlatParams], state: loss.SacState, constants: loss.SacConstants, seed: int
@@ -266,7 +283,8 @@ class SacAlgorithm(Algorithm):
         return [cast(PolicyNetwork | Critics, network).encoder for network in every if network is not None]
 
     def noise(self, rows: int) -> loss.StepNoise:
-        length = 1 if self.config.sequences is None else self.config.sequences.length
+        shape = getattr(self.config, "sequences", None)
+        length = 1 if shape is None else shape.length
         size = length * rows, self.constants.bijector.size
         device = self.state.critics.params.device
         normal = [to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)]
@@ -298,8 +316,11 @@ class SacAlgorithm(Algorithm):
         """See `Algorithm`. Means of the policy are over the opt steps that changed it, and are left out if none did."""
         policy_steps = self.state.policy_steps.item()
         self.state.policy_steps.zero_()
-        divisors = dict.fromkeys(loss.SCALARS, float(opt_steps)) | dict.fromkeys(
+        divisors = dict.fromkeys(self.scalars, float(opt_steps)) | dict.fromkeys(
             ("policy_loss", "entropy"), policy_steps
         )
-        totals = zip(loss.SCALARS, sums, strict=True)
+        totals = zip(self.scalars, sums, strict=True)
         return {name: total / divisors[name] for name, total in totals if divisors[name]}
+
+
+SAC = Parts(PolicyNetwork, Critics, SacPolicy, SacAlgorithm)

@@ -8,6 +8,7 @@ can be skipped as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -127,7 +128,7 @@ def opt_step(
         (B,) absolute errors if the batch has weights, else None.
     """
     config = constants.config
-    alpha, valid = _alpha(nets, config), batch.extra.get("is_valid")
+    alpha, valid = entropy_coef(nets, config), batch.extra.get("is_valid")
     stats = None if nets.critics_target is not None else BatchStats(state.critics.step)
     seen = Seen(*[batch.obs] * 2, *[batch.next_obs] * 2) if valid is None else _seen_by_memories(nets, batch)
     values, target = _values_and_target(nets, constants, batch, seen, noise.next_action, alpha, stats)
@@ -142,31 +143,47 @@ def opt_step(
         if log_prob is not None:
             entropy = -mean_of_rows(log_prob.detach(), valid)
         if nets.alpha is not None:
-            # log α falls while the entropy, -log π, is above its target
-            log_alpha = cast(EntropyCoefficient, nets.alpha).log
-            alpha_loss = (log_alpha * (entropy - constants.target_entropy)).mean()
-            gradients["alpha"] = flat_gradient(alpha_loss, tuple(nets.alpha.parameters()))
+            gradients["alpha"] = entropy_coef_gradient(nets, entropy, constants.target_entropy)
     with torch.no_grad():
-        norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
-        skip = state.stats.add(
-            (
-                critic_loss, policy_loss, values.mean(), target.mean(),
-                alpha.mean(), entropy, torch.stack(norms).norm(),
-            )
-        )  # fmt: skip
-        if change_policy:
-            state.policy_steps.add_(1.0 - skip)
+        scalars = (critic_loss, policy_loss, values.mean(), target.mean(), alpha.mean(), entropy)
+        skip = change(state, config, gradients, scalars, lr_scale)
         if stats is not None:
             stats.apply(skip)
-        for name, gradient in gradients.items():
-            lr = config.critic_lr if name == "critics" and config.critic_lr is not None else config.lr
-            cast(AdamState, getattr(state, name)).update(gradient, lr * lr_scale, config.adam_eps, skip)
         if batch.weight is None:
             return None
         errors = (values.mean(2) - target.mean(1)).abs().mean(0)
         if valid is None:
             return errors
         return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
+
+
+def entropy_coef_gradient(nets: SacNetworks, entropy: Tensor, target: float) -> Tensor:
+    """(1,) gradient of log α, which falls while the entropy, a scalar without gradient, is above its target."""
+    alpha = cast(EntropyCoefficient, nets.alpha)
+    loss = (alpha.log * (entropy - target)).mean()
+    return flat_gradient(loss, tuple(alpha.parameters()))
+
+
+def change(
+    state: SacState,
+    config: SacConfig,
+    gradients: dict[str, Tensor],
+    scalars: Sequence[Tensor],
+    lr_scale: float | Tensor,
+) -> Tensor:
+    """Clip the gradients, by the name of their network, and do the steps of Adam.
+
+    scalars: of the statistics, except for the gradient's norm. Returns a scalar, 1 if one of them was not finite: then
+    nothing has changed.
+    """
+    norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
+    skip = state.stats.add((*scalars, torch.stack(norms).norm()))
+    if "policy" in gradients:
+        state.policy_steps.add_(1.0 - skip)
+    for name, gradient in gradients.items():
+        lr = config.critic_lr if name == "critics" and config.critic_lr is not None else config.lr
+        cast(AdamState, getattr(state, name)).update(gradient, lr * lr_scale, config.adam_eps, skip)
+    return skip
 
 
 def update_targets(state: SacState, tau: float) -> None:
@@ -237,7 +254,7 @@ def critic_losses(values: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     return quantile_huber(values, target.expand(len(values), -1, -1), levels, kappa).sum(0)
 
 
-def _alpha(nets: SacNetworks, config: SacConfig) -> Tensor:
+def entropy_coef(nets: SacNetworks, config: SacConfig) -> Tensor:
     """(1,) entropy coefficient, without a gradient; 0 for a deterministic policy."""
     if nets.alpha is not None:
         return cast(Tensor, nets.alpha()).detach()

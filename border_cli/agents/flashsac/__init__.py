@@ -1,0 +1,1 @@
+"""FlashSAC: SAC with normalised networks, categorical critics and normalised rewards."""

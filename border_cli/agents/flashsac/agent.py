@@ -1,0 +1,383 @@
+"""FlashSAC (Kim et al., 2026): networks, acting and the opt step.
+
+It is SAC with bounded networks: batch normalisation, residual blocks and weights of norm 1. Its critics are categorical
+(Bellemare et al., 2017), for rewards divided by a running scale of the discounted returns. What is not here is SAC's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from border_cli.agents.agent import bytes_by, policy_maker
+from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
+from border_cli.agents.dqn.loss import CategoricalHead
+from border_cli.agents.flashsac.config import FlashsacConfig
+from border_cli.agents.nets import Encoder, in_float32, layer_list
+from border_cli.agents.params import FlatParams, StepStats, TensorBatch, flat_gradient
+from border_cli.agents.sac import agent as sac
+from border_cli.agents.sac import loss
+from border_cli.agents.sac.agent import Parts, SacAlgorithm, SacPolicy, check_spec
+from border_cli.agents.sac.network import ActionParameters, TanhBijector
+from border_cli.core.metrics import declare
+from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.state import State, check_like
+from border_cli.core.types import Column, Step
+
+__all__ = ["agent_bytes", "check_spec", "extra_columns", "make_agent", "make_policy"]
+
+declare("agent/reward_scale", "reward", "what rewards are divided by")
+SCALARS = (*loss.SCALARS[:-1], "reward_scale", loss.SCALARS[-1])
+RETURN = "discounted_return"
+"""Column: (), discounted return up to an env step, G ← γ·G + r. It begins at 0 after a terminated episode, and continues
+after a truncated one, as the values of a truncated one do: otherwise they could be far beyond the largest return."""
+_MAX_RETURN, _ATOMS, _CRITICS = 5.0, 101, 2
+"""Normalised returns are within ±5, which 101 atoms cover."""
+_LOG_STD_RANGE = (-10.0, 2.0)
+_ZETA = 2.0
+RMS_EPS = 1e-6
+_MIN_VARIANCE = 1e-8
+_MOST_BATCHES = 10_000
+
+
+def extra_columns(config: FlashsacConfig, spec: EnvSpec) -> tuple[Column, ...]:
+    """The column of discounted returns, from which the scale of the rewards is taken."""
+    del config, spec
+    return (Column(RETURN, (), "float32"),)
+
+
+# -- networks -------------------------------------------------------------------
+
+
+class UnitLinear(nn.Module):
+    """n linear layers without bias, (n, B, n_in) → (n, B, n_out). The weights of each output have norm 1."""
+
+    kind = "unit"
+
+    def __init__(self, n: int, n_in: int, n_out: int, generator: torch.Generator) -> None:
+        super().__init__()
+        weight = torch.empty(n, n_in, n_out).normal_(generator=generator)
+        self.weight = nn.Parameter(weight / weight.square().sum(1, keepdim=True).sqrt())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x, self.weight)
+
+
+class Block(nn.Module):
+    """An inverted residual without its sum: four times as wide inside, batch normalisation before each ReLU."""
+
+    def __init__(self, n: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        sizes = ((width, 4 * width), (4 * width, width))
+        self.layers = nn.ModuleList(UnitLinear(n, n_in, n_out, generator) for n_in, n_out in sizes)
+        self.norms = nn.ModuleList(BatchRenorm(n, 1, n_out) for _, n_out in sizes)
+
+    def forward(self, x: Tensor, stats: BatchStats | None) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.relu(norm(layer(x), stats))
+        return x
+
+
+class Trunk(nn.Module):
+    """n networks as one, (n, B, n_in) → (n, B, n_out): an embedding, residual blocks, RMSNorm, and a linear layer.
+
+    widths: of each block, all the same.
+    """
+
+    def __init__(
+        self, n: int, n_in: int, widths: Sequence[int], n_out: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        width = widths[0]
+        self.norms = nn.ModuleList([BatchRenorm(n, 1, n_in)])
+        self.embedding = UnitLinear(n, n_in, width, generator)
+        self.blocks = nn.ModuleList(Block(n, width, generator) for _ in widths)
+        self.scale = nn.Parameter(torch.ones(n, 1, width))
+        self.out = UnitLinear(n, width, n_out, generator)
+        self.bias = nn.Parameter(torch.zeros(n, 1, n_out))
+
+    def forward(self, x: Tensor, stats: BatchStats | None = None) -> Tensor:
+        """stats: see `BatchRenorm`."""
+        x = self.embedding(self.norms[0](x, stats))
+        for block in self.blocks:
+            x = x + block(x, stats)
+        x = x.float()
+        x = x * (x.square().mean(-1, keepdim=True) + RMS_EPS).rsqrt() * self.scale
+        return in_float32(torch.baddbmm, self.bias, x, self.out.weight)
+
+    @torch.no_grad()
+    def project(self, skip: Tensor) -> None:
+        """Give the weights of each output norm 1, and the scales (with shifts) of each normalisation norm √units.
+
+        skip: scalar; if it is 1, nothing changes.
+        """
+        for module in self.modules():
+            if isinstance(module, UnitLinear):
+                _set_norm([module.weight], 1, 1.0, skip)
+            elif isinstance(module, BatchRenorm):
+                _set_norm([module.weight, module.bias], 2, module.weight.shape[2] ** 0.5, skip)
+        _set_norm([self.scale], 2, self.scale.shape[2] ** 0.5, skip)
+
+
+def _set_norm(parts: Sequence[Tensor], dim: int, norm: float, skip: Tensor) -> None:
+    """Scale tensors in place so that along a dimension their squares add up to norm²."""
+    factor = norm * torch.stack([part.square().sum(dim, keepdim=True) for part in parts]).sum(0).rsqrt()
+    for part in parts:
+        part.copy_(torch.where(skip == 0.0, part * factor, part))
+
+
+class FlashsacNetwork(nn.Module):
+    """The policy: observation → distribution of the action."""
+
+    gru, is_state_dependent = None, False
+
+    def __init__(self, spec: EnvSpec, config: FlashsacConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
+        outputs = 2 * len(spec.action.low)
+        self.trunk = Trunk(1, self.encoder.features, config.hidden, outputs, generator)
+
+    def forward(self, obs: dict[str, Tensor], stats: BatchStats | None = None) -> ActionParameters:
+        """{name: (B, ...)} → distribution of the actions. stats: see `BatchRenorm`."""
+        out = self.trunk(self.encoder(obs).unsqueeze(0), stats)[0]
+        mean, x = out.chunk(2, -1)
+        low, high = _LOG_STD_RANGE
+        return ActionParameters(mean, (low + (high - low) * 0.5 * (1.0 + torch.tanh(x))).exp(), out)
+
+    def described(self) -> dict[str, Any]:
+        """See `numpy_policy.Network`."""
+        trunk = self.trunk
+        layers = layer_list(self, [trunk.norms[0], trunk.embedding])
+        for block in cast(Sequence[Block], trunk.blocks):
+            inner = layer_list(
+                self, [x for pair in zip(block.layers, block.norms, strict=True) for x in pair]
+            )
+            for layer in inner:
+                layer["relu"] = layer["kind"] == "norm"
+            layers.append({"kind": "residual", "relu": False, "layers": inner})
+        layers.append({"kind": "rms", "at": "trunk", "relu": False, "eps": RMS_EPS})
+        out = [*layer_list(self, [trunk.out]), {"kind": "shift", "at": "trunk", "relu": False}]
+        return {"encoder": self.encoder.described(), "layers": layers, "out": out}
+
+    def parameters_of_arrays(self, out: Array, features: Array) -> tuple[Array, Array, Array]:
+        """Mean, std and outputs of `ActionParameters` as arrays."""
+        d, (low, high) = out.shape[1] // 2, _LOG_STD_RANGE
+        return out[:, :d], np.exp(low + (high - low) * 0.5 * (1.0 + np.tanh(out[:, d:]))), features
+
+
+class ReturnStatistics(nn.Module):
+    """Running statistics of the discounted returns in batches: mean, mean square, and the largest absolute value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("mean", "square", "largest"):
+            self.register_buffer(name, torch.zeros(()))
+
+    @torch.no_grad()
+    def updated(self, returns: Tensor, batches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The buffers with one more batch (B,).
+
+        batches: scalar, number before. The newest has the weight 1/(batches + 1), at least 1/10,000.
+        """
+        weight = (1.0 / (batches + 1.0)).clamp(min=1.0 / _MOST_BATCHES)
+        mean, square, largest = self.buffers()
+        return (
+            mean.lerp(returns.mean(), weight),
+            square.lerp(returns.square().mean(), weight),
+            torch.maximum(largest, returns.abs().max()),
+        )
+
+
+def reward_scale(mean: Tensor, square: Tensor, largest: Tensor) -> Tensor:
+    """() what rewards are divided by: the standard deviation of the returns, or more where the largest would exceed 5."""
+    variance = (square - mean.square()).clamp(min=0.0)  # where rounding matters in it, the largest decides
+    return torch.maximum((variance + _MIN_VARIANCE).sqrt(), largest / _MAX_RETURN)
+
+
+class FlashsacCritics(nn.Module):
+    """Two critics as one network, for logits of normalised returns. They share encoder and statistics of the returns."""
+
+    def __init__(self, spec: EnvSpec, config: FlashsacConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
+        self._bijector = TanhBijector(spec.action)
+        features = self.encoder.features + self._bijector.size
+        self.trunk = Trunk(_CRITICS, features, config.critic_hidden, _ATOMS, generator)
+        self.returns = ReturnStatistics()
+
+    def forward(self, obs: dict[str, Tensor], action: Tensor, stats: BatchStats | None = None) -> Tensor:
+        """{name: (B, ...)} and actions (B, d) → (2, B, 101) logits. stats: see `BatchRenorm`."""
+        action = self._bijector.to(action.device).unscale(action)
+        x = torch.cat([self.encoder(obs), action], 1).expand(_CRITICS, -1, -1)
+        return cast(Tensor, self.trunk(x, stats))
+
+
+# -- acting ---------------------------------------------------------------------
+
+
+class Memory:
+    """What the policy keeps of each environment: its noise, repeated for some env steps, and its discounted return.
+
+    size: d, numbers per action · longest: noise serves n env steps with a probability in proportion to 1/n² (a truncated
+    zeta distribution), n at most this.
+    """
+
+    def __init__(self, size: int, longest: int) -> None:
+        p = np.arange(1, longest + 1, dtype=np.float64) ** -_ZETA
+        self._cdf = np.cumsum(p / p.sum())[:-1]
+        self._noise = np.zeros((0, size), np.float32)
+        self._left, self._return = np.zeros(0, np.int64), np.zeros(0)
+
+    def begin_episode(self, env_ix: int) -> None:
+        """The next `sample` draws new noise."""
+        ix = self._known([env_ix])
+        self._left[ix] = 0
+
+    def sample(self, env_ix: Sequence[int], rng: np.random.Generator) -> Array:
+        """(k, d) float32 noise of these environments, for one env step."""
+        ix = self._known(env_ix)
+        new = ix[self._left[ix] == 0]
+        self._left[new] = 1 + np.searchsorted(self._cdf, rng.random(len(new)), side="right")
+        self._noise[new] = rng.standard_normal((len(new), self._noise.shape[1]), np.float32)
+        self._left[ix] -= 1
+        return self._noise[ix]
+
+    def add(self, step: Step, gamma: float, clip: float | None) -> Array:
+        """(k,) discounted returns of the environments of an env step, see `RETURN`. clip: rewards count up to ±this."""
+        ix, reward = self._known(step.env_ix), step.reward if clip is None else step.reward.clip(-clip, clip)
+        total: Array = gamma * self._return[ix] + reward
+        ends = step.terminated | (step.over & ~step.truncated)
+        self._return[ix] = np.where(ends, 0.0, total)
+        return total
+
+    def _known(self, env_ix: Sequence[int]) -> Array:
+        """(k,) indices, for which there is room."""
+        ix = np.asarray(env_ix, np.int64)
+        new = max(0, int(ix.max()) + 1 - len(self._left))
+        if new:
+            self._noise = np.pad(self._noise, ((0, new), (0, 0)))
+            self._left, self._return = np.pad(self._left, (0, new)), np.pad(self._return, (0, new))
+        return ix
+
+    def state(self) -> dict[str, Any]:
+        """By environment, as JSON values."""
+        return {n: getattr(self, f"_{n}").tolist() for n in ("noise", "left", "return")}
+
+    def load_state(self, state: Any) -> None:
+        """Raises IncompatibleStateError unless the state is one of `state`."""
+        like = {"noise": [[0.0] * self._noise.shape[1]], "left": [0], "return": [0.0]}
+        check_like(State({}, {"noise": state}), State({}, {"noise": like}), "the policy")
+        self._noise = np.array(state["noise"], np.float32).reshape(-1, self._noise.shape[1])
+        self._left, self._return = np.array(state["left"], np.int64), np.array(state["return"], np.float64)
+
+
+class FlashsacPolicy(SacPolicy):
+    """Acts as SAC's policy, but repeats its noise."""
+
+    def _make_noise(self, network: FlashsacNetwork) -> Memory:
+        return Memory(self._size, cast(Any, self._config).noise_repeat)
+
+    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
+        if env_steps < self._config.random_env_steps:
+            return super()._explore(obs, env_steps, env_ix)
+        mean, std, _ = self._action_parameters(obs)
+        noise = cast(Memory, self._noise).sample(env_ix or range(len(mean)), self._rng)
+        return self._squashed(mean + std * noise)
+
+    def extras(self, step: Step) -> dict[str, Array]:
+        return {RETURN: cast(Memory, self._noise).add(step, self._config.gamma, self._config.reward_clip)}
+
+
+# -- learning -------------------------------------------------------------------
+
+
+class FlashsacAlgorithm(SacAlgorithm):
+    """The opt step. All gradients are computed before any parameter changes."""
+
+    scalars = SCALARS
+
+    def __init__(
+        self, layouts: dict[str, FlatParams], state: loss.SacState, constants: loss.SacConstants, seed: int
+    ) -> None:
+        device, config = state.critics.params.device, cast(FlashsacConfig, constants.config)
+        state.stats = StepStats.init(len(SCALARS), device)
+        entropy = 0.5 * constants.bijector.n_free * math.log(2 * math.pi * math.e * config.target_std**2)
+        super().__init__(layouts, state, replace(constants, target_entropy=entropy), seed)
+        self.head = CategoricalHead(torch.linspace(-_MAX_RETURN, _MAX_RETURN, _ATOMS, device=device))
+
+    def learn(
+        self,
+        networks: loss.SacNetworks,
+        state: loss.SacState,
+        batch: TensorBatch,
+        noise: loss.StepNoise,
+        lr_scale: float | Tensor,
+        variant: int,
+    ) -> Tensor | None:
+        """See `Algorithm.learn`. Current and next observations and actions are one batch of each network in training."""
+        constants, rows, stats = self.constants, len(batch.reward), BatchStats()
+        bijector, alpha = constants.bijector, loss.entropy_coef(networks, constants.config)
+        critics = cast(FlashsacCritics, networks.critics)
+        statistics = critics.returns.updated(batch.extra[RETURN], state.critics.step)
+        scale = reward_scale(*statistics)
+        obs = {name: torch.cat([now, batch.next_obs[name]]) for name, now in batch.obs.items()}
+        with torch.no_grad():
+            parameters = networks.policy(batch.next_obs)
+            next_action, log_prob = loss.sample_action(bijector, parameters, noise.next_action)
+            action = torch.cat([batch.action.flatten(1), next_action])
+            # The target network has no use for running statistics: each batch has its own.
+            next_logits = cast(nn.Module, networks.critics_target)(obs, action, BatchStats())[:, rows:]
+            target = self.target(next_logits, alpha * log_prob, batch, scale)
+        logits = critics(obs, action, stats)[:, :rows]
+        losses = self.head.loss(logits, target, None).mean(0)
+        critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
+        gradients = {"critics": flat_gradient(critic_loss, tuple(critics.parameters()))}
+        policy_loss = entropy = torch.zeros_like(critic_loss)
+        if variant == 1:
+            both = networks.policy(obs, stats)
+            parameters = ActionParameters(both.mean[:rows], both.std[:rows], both.features[:rows])
+            chosen, log_prob = loss.sample_action(bijector, parameters, noise.action)
+            value = self.head.values(critics(batch.obs, chosen)).min(0).values
+            policy_loss, entropy = (alpha * log_prob - value).mean(), -log_prob.detach().mean()
+            gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
+            if networks.alpha is not None:
+                gradients["alpha"] = loss.entropy_coef_gradient(networks, entropy, constants.target_entropy)
+        with torch.no_grad():
+            values, target_values = self.head.values(logits), self.head.target_values(target)
+            scalars = (
+                *(critic_loss, policy_loss, values.mean() * scale, target_values.mean() * scale),
+                *(alpha.mean(), entropy, scale),
+            )
+            skip = loss.change(state, constants.config, gradients, scalars, lr_scale)
+            for buffer, value in zip(critics.returns.buffers(), statistics, strict=True):
+                stats.set(buffer, value)
+            stats.apply(skip)
+            critics.trunk.project(skip)
+            if variant == 1:
+                cast(FlashsacNetwork, networks.policy).trunk.project(skip)
+            return None if batch.weight is None else (values - target_values).abs().mean(0) * scale
+
+    def target(self, next_logits: Tensor, penalty: Tensor, batch: TensorBatch, scale: Tensor) -> Tensor:
+        """(B, 101) probabilities of R/scale + γ^m·(z - α·log π(a'|s')), and of R/scale where terminated, on the atoms.
+
+        z is distributed as the critic with the smaller mean says.
+
+        next_logits: (2, B, 101) of the next states and actions · penalty: (B,) α·log π · scale: () of the rewards.
+        """
+        smaller = self.head.values(next_logits).argmin(0).view(1, -1, 1).expand(-1, -1, _ATOMS)
+        p, z = next_logits.gather(0, smaller)[0].softmax(-1), self.head.atoms.expand(len(penalty), -1)
+        reward = batch.reward / scale
+        return self.head.project(p, loss.soft_target(z, penalty, reward, batch.discount, batch.terminated))
+
+
+_PARTS = Parts(FlashsacNetwork, FlashsacCritics, FlashsacPolicy, FlashsacAlgorithm)
+make_policy = policy_maker(FlashsacPolicy, FlashsacNetwork)
+make_agent = partial(sac.make_agent, parts=_PARTS)
+agent_bytes = bytes_by(make_agent)
