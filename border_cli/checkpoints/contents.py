@@ -17,11 +17,11 @@ Nothing in a checkpoint depends on the clock, the host, a path or a process.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from safetensors import SafetensorError
@@ -89,9 +89,9 @@ def best_files(
     score: the evaluation that counts · regular: if that is of fresh episodes, which confirm the model, the evaluation on
     the regular seeds.
     """
-    data = _score_data(score) | {"confirmed": regular is not None}
+    data = score_data(score) | {"confirmed": regular is not None}
     if regular is not None:
-        data["regular"] = _score_data(regular)
+        data["regular"] = score_data(regular)
     return _model_files(model, info) | {"score.json": to_json(data)}
 
 
@@ -110,8 +110,7 @@ def _model_files(model: ModelDescription, info: ModelInfo) -> Files:
 def encode_arrays(arrays: Mapping[str, Array]) -> bytes:
     """The content of a safetensors file."""
     # No metadata: its order in the file is not fixed. np.asarray keeps arrays without dimensions.
-    encoded: bytes = safetensors.save({name: np.asarray(a, order="C") for name, a in arrays.items()})
-    return encoded
+    return cast(bytes, safetensors.save({name: np.asarray(a, order="C") for name, a in arrays.items()}))
 
 
 def block_file(block: Block) -> str:
@@ -129,14 +128,10 @@ def _state_files(part: str, state: State) -> Files:
     }
 
 
-def _score_data(score: Evaluation) -> dict[str, Any]:
-    return score.to_json() | {
-        "episodes": len(score.returns),
-        "mean": score.mean,
-        "std": score.std,
-        "min": min(score.returns),
-        "max": max(score.returns),
-    }
+def score_data(score: Evaluation) -> dict[str, Any]:
+    """An evaluation as plain data, with its statistics first."""
+    statistics = {"episodes": len(score.returns), "mean": score.mean, "std": score.std}
+    return statistics | {"min": min(score.returns), "max": max(score.returns)} | score.to_json()
 
 
 # -- reading ------------------------------------------------------------
@@ -188,9 +183,7 @@ def read_run_state(path: Path, with_replay: bool) -> RunState:
         def read_block(name: str) -> dict[str, Array]:
             return _arrays(path, {name: store.read_file(path, name, entries[name])}, name)
 
-        blocks = (
-            Block(name.split(".")[1], True, functools.partial(read_block, name)) for name in sorted(entries)
-        )
+        blocks = (Block(name.split(".")[1], True, partial(read_block, name)) for name in sorted(entries))
         replay = replace(_state(path, heads, REPLAY), blocks=tuple(blocks))
     agent, actors, evaluation = (_state(path, files, part) for part in ("training", "actors", "evaluation"))
     loop, generators = _json(path, files, "loop.json"), _json(path, files, "generators.json")

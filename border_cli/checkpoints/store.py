@@ -66,9 +66,8 @@ class Manifest:
             version, opt_steps, parts = (data[key] for key in ("format_version", "opt_steps", "parts"))
             if version != FORMAT_VERSION:
                 raise ValueError(f"format_version {version!r}; this border-cli reads {FORMAT_VERSION}")
-            manifest = Manifest(
-                opt_steps, {name: FileEntry(**entry) for name, entry in data["files"].items()}
-            )
+            files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
+            manifest = Manifest(opt_steps, files)
         except (KeyError, TypeError, AttributeError) as e:
             raise ValueError("it is not a manifest") from e
         if type(opt_steps) is not int or opt_steps < 0:
@@ -361,5 +360,4 @@ def _verifying(path: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Why, in one line."""
     return (error.strerror if isinstance(error, OSError) else None) or first_line(error)

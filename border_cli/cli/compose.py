@@ -48,7 +48,6 @@ _SEARCH = "hydra.searchpath"
 _VARIABLE = re.compile(r"\$\{\s*oc\.env\b")
 _HYDRAS_ERRORS = (HydraException, OmegaConfBaseException)
 
-
 OmegaConf.register_new_resolver(  # for the files under conf/; at import, so that a launcher's process has it too
     "border.run_name",
     lambda name, agent, env, section: run_name(
@@ -64,16 +63,13 @@ class Composed:
 
     config: TrainConfig
     hydra_config: DictConfig
-    context: HydraContext | None
-    """None where Hydra calls the job already."""
-    run_dir: Path | None
-    """The typed `hydra.run.dir`, or the directory of a job of a sweep."""
+    context: HydraContext | None  # None where Hydra calls the job already
+    run_dir: Path | None  # the typed `hydra.run.dir`, or the directory of a job of a sweep
 
     @property
     def choices(self) -> Mapping[str, str]:
         """The chosen option of each group, those of Hydra included."""
-        chosen: Mapping[str, str] = self.hydra_config.hydra.runtime.choices
-        return chosen
+        return cast(Mapping[str, str], self.hydra_config.hydra.runtime.choices)
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -166,8 +162,7 @@ class Composer:
         of_hydra = (for_hydra(override, self.choices) for override in typed if override.is_hydra_override())
         words = [*self.search, *(word for word in of_hydra if word not in job), *job]
         with translated():
-            merged: DictConfig = self.hydra.compose_config(PRIMARY, words, RunMode.RUN, from_shell=False)
-        return merged
+            return cast(DictConfig, self.hydra.compose_config(PRIMARY, words, RunMode.RUN, from_shell=False))
 
     def compose(self, argv: Sequence[str] | None = None) -> Composed:
         """Compose and check one job's overrides, by default those of the command line."""
@@ -201,17 +196,13 @@ def _folder(merged: DictConfig, config: TrainConfig, key: str) -> str:
     current.set_config(merged)  # for interpolations such as ${hydra:job.num}
     try:
         with translated():
-            folder = OmegaConf.select(_beside(to_plain(config), merged), key, throw_on_missing=True)
+            values = OmegaConf.merge(to_plain(config), merged)  # those too that no file names
+            folder = OmegaConf.select(values, key, throw_on_missing=True)
     finally:
         current.cfg = before  # a program that uses us may have its own
     if not folder:
         raise UsageError(f"{key}=: the value is missing", allowed=f"{key}=<folder>")
     return str(folder)
-
-
-def _beside(defaults: Mapping[str, Any], composed: DictConfig) -> DictConfig:
-    """What Hydra composed, with values for the keys that no file names."""
-    return cast(DictConfig, OmegaConf.merge(defaults, composed))
 
 
 def hydra_section(cls: type[T], merged: DictConfig, name: str) -> T:
@@ -264,9 +255,9 @@ def plain_data(composed: DictConfig) -> dict[str, Any]:
                 allowed="a plain value, or an environment that reads the variable itself",
             )
     with translated():
-        of_run = OmegaConf.masked_copy(composed, list(unresolved))
+        of_run: Any = OmegaConf.masked_copy(composed, list(unresolved))
         if "${" in str(unresolved):  # which may name any key
-            of_run = _beside(default_values(unresolved), of_run)
+            of_run = OmegaConf.merge(default_values(unresolved), of_run)
         return cast(dict[str, Any], OmegaConf.to_container(of_run, resolve=True, throw_on_missing=True))
 
 

@@ -81,10 +81,7 @@ def show(text: str) -> None:
 
 
 def command(run: Callable[[Sequence[str]], int | None]) -> Callable[..., int]:
-    """A command from a function of its arguments, by default those of the process. It prints errors.
-
-    It returns the exit code; None of the function is 0.
-    """
+    """A command from a function of its arguments, by default the process's. It prints errors and returns the exit code."""
 
     @wraps(run)
     def main(argv: Sequence[str] | None = None) -> int:
@@ -127,9 +124,8 @@ def report_error(error: BaseException, argv: Sequence[str]) -> int:
         details = [error.details.rstrip()]
     message = str(error)
     if isinstance(error, MemoryError):  # numpy has a class of its own
-        message = (
-            f"MemoryError: {error}\nless memory is needed with a smaller buffer.capacity, network or n_actors"
-        )
+        advice = "less memory is needed with a smaller buffer.capacity, network or n_actors"
+        message = f"MemoryError: {error}\n{advice}"
     elif not ours:
         name = type(error).__name__
         message = f"{name}: {error}\nthis is a bug in border-cli, or in your code that it calls"

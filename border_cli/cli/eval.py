@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Override
 
-from border_cli.checkpoints.contents import SavedModel, read_model
+from border_cli.checkpoints.contents import SavedModel, read_model, score_data
 from border_cli.cli.entry import command, show
 from border_cli.cli.overrides import (
     Parser,
@@ -88,14 +88,11 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     torch.set_num_threads(1)  # batches of ten observations are too small to share among threads
-    policy = load.make_policy(saved, flags.seed)
-    _evaluate(flags, located, saved, env, policy, override_values(overrides))
+    _evaluate(flags, located, saved, env, override_values(overrides))
 
 
 @dataclass
 class _ExportSettings:
-    """The settings of border-export."""
-
     format: str = option("numpy", "what to write", choices=("onnx", "numpy"))
     out: str | None = option(None, "the folder to write to")
     checkpoint: str | None = option(None, "best, last, or an opt step")
@@ -151,38 +148,27 @@ def find_model(paths: Sequence[Path], checkpoint: str | None, trusted: bool) -> 
 
 
 def _evaluate(
-    flags: Namespace,
-    located: Located,
-    saved: SavedModel,
-    env: EnvConfig,
-    policy: ActingPolicy,
-    typed: Mapping[str, str],
+    flags: Namespace, located: Located, saved: SavedModel, env: EnvConfig, typed: Mapping[str, str]
 ) -> None:
     """Run the episodes, write and show the results. typed: the overrides of the environment, by key."""
+    policy = load.make_policy(saved, flags.seed)
     evaluation = _run_episodes(flags, saved, env, policy)
     returns, lengths = evaluation.returns, evaluation.lengths
     low_and_high, length_mean = mean_interval(returns), sum(lengths) / len(lengths)
     changed = {key: value for key, value in typed.items() if key not in ("plugins", "env.imports")}
     data = {
         "model": located.path.resolve().name,
-        "opt_steps": evaluation.opt_steps,
         "env": env.name,
         "env_overrides": changed,
         "seed": flags.seed,
         "max_episode_steps": flags.max_episode_steps,
-        "episodes": len(returns),
-        "mean": evaluation.mean,
-        "std": evaluation.std,
         "interval_is": "95% interval of the mean, Student's t",
         "interval": low_and_high,
-        "min": min(returns),
-        "max": max(returns),
         "length_mean": length_mean,
         "length_min": min(lengths),
         "length_max": max(lengths),
         "infos": evaluation.infos,
-        "returns": returns,
-        "lengths": lengths,
+        **score_data(evaluation),
     }
     path = _result_path(flags, located, evaluation.opt_steps, changed)
     try:
@@ -268,9 +254,8 @@ def _make_env(config: EnvConfig, n_envs: int, render_mode: str | None) -> Env:
     try:
         return evaluation_envs(config, n_envs, render_mode=render_mode)
     except ActorLostError as e:
-        raise UsageError(
-            f"the environment cannot be made: {type(e.__cause__).__name__}: {e.__cause__}"
-        ) from e
+        cause = e.__cause__
+        raise UsageError(f"the environment cannot be made: {type(cause).__name__}: {cause}") from e
 
 
 def _film(flags: Namespace, saved: SavedModel, config: EnvConfig, policy: ActingPolicy, path: Path) -> None:

@@ -38,8 +38,6 @@ _MOST_USED = (
     *("trainer.stop_return", "trainer.opt_interval", "trainer.warmup_period", "trainer.eval_interval"),
     *("trainer.save_interval", "evaluator.episodes", "checkpoint.keep"),
 )
-
-
 _FLAGS = ("--help", "--version", "--multirun", "--cfg", "--config-dir")
 _BOOLEAN = ("true", "false")
 _BESIDE = {
@@ -78,13 +76,9 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
             about, _, _ = str(section.__doc__).partition("\n")
             page += _wrapped(f"  {group:<13}  {about}", 17)
             page += _wrapped(f"{'':17}{', '.join(composer.choices(group))}", 17)
-    page += [
-        "",
-        *_preset_lines(composer.choices("preset"), composer.choices("agent")),
-        "",
-        f"Most used keys {composed}",
-    ]
-    page += [*_key_lines(_MOST_USED, infos, values), "", read_page("train-flags").format(folder=conf_dir())]
+    page += ["", *_preset_lines(composer.choices("preset"), composer.choices("agent")), ""]
+    page += [f"Most used keys {composed}", *_key_lines(_MOST_USED, infos, values), ""]
+    page.append(read_page("train-flags").format(folder=conf_dir()))
     return "\n".join(page)
 
 

@@ -38,12 +38,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(
-        self,
-        prog: str,
-        settings: type | None = None,
-        overrides: tuple[str, ...] = (),
-        *,
-        composes: bool = False,
+        self, prog: str, settings: type | None = None, overrides: tuple[str, ...] = (), composes: bool = False
     ) -> None:
         super().__init__(prog=prog, add_help=False, allow_abbrev=False)
         self._class, self._settings = settings, {} if settings is None else section_keys(settings)
@@ -79,9 +74,7 @@ class Parser(argparse.ArgumentParser):
                 values[name] = None if value == "null" else unquoted(value)
         flags, rest = self.parse_known_args(others)
         if unknown := [arg.partition("=")[0] for arg in rest if arg.startswith("-")]:
-            known = [
-                name for action in self._actions for name in action.option_strings if name.startswith("--")
-            ]
+            known = [name for name in self._option_string_actions if name.startswith("--")]
             key = unknown[0].lstrip("-").replace("-", "_")
             match = f"{key}=<value>" if key in self._settings else nearest(unknown[0], known)
             raise UsageError(f"there is no flag {unknown[0]}", nearest=match, allowed=known)
@@ -105,7 +98,6 @@ class Parser(argparse.ArgumentParser):
         return flags, list(map(Path, rest)), overrides
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong with an argument."""
         raise UsageError(message, allowed=f"see {self.prog} --help")
 
 
@@ -246,9 +238,8 @@ def set_value(data: dict[str, Any], override: Override, *, command: str) -> None
     *path, name = override.key_or_group.split(".")
     section = data
     for step in path:
-        if not isinstance(
-            section.get(step), dict
-        ):  # an open map that is null, or a value, which the schema then refuses
+        # an open map that is null, or a value, which the schema then refuses
+        if not isinstance(section.get(step), dict):
             section[step] = {}
         section = section[step]
     section[name] = override.value()

@@ -36,8 +36,6 @@ _SHOWN_PAIRS = 10
 
 @dataclass
 class _Settings:
-    """The settings of border-report."""
-
     out: str | None = option(None, "the folder to write to")
     metric: str = option(SCORE, "the metric of --json and curves.csv, and the first one of the page")
     debug: bool = option(False, "show tracebacks")

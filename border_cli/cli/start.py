@@ -18,34 +18,15 @@ from omegaconf import DictConfig
 from border_cli.cli.compose import Composed, check_composed
 from border_cli.cli.entry import report_error
 from border_cli.cli.overrides import check_single, override_values, parse_overrides, set_value, typed_names
-from border_cli.config import registry
+from border_cli.config import registry, resolve
 from border_cli.config.convert import to_config, to_plain
-from border_cli.config.resolve import (
-    changes,
-    check_changes,
-    inherit,
-    reopen,
-    reopen_for_device,
-    with_typed_budget,
-)
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.progress import RunResult, View
 from border_cli.display.output import output
-from border_cli.run.directory import (
-    CONFIG_FILE,
-    RUNS,
-    Launch,
-    check_code,
-    check_plain,
-    create_run,
-    exclusive,
-    locked,
-    read_config,
-    read_config_data,
-    write_config,
-)
+from border_cli.run import directory
+from border_cli.run.directory import RUNS, Launch
 from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.local_jobs import JobEnd
 
@@ -61,9 +42,9 @@ def start_run(composed: Composed, launch: Launch, view: View | None = None) -> R
     with StopFlag() as stop, output():
         config, spec, decided = preflight(composed.config, stop, composed.run_dir or RUNS, launch.typed)
         end_imports()
-        run_dir = composed.run_dir or create_run(composed.run_name)
-        with exclusive(run_dir) as held:
-            write_config(held, config)
+        run_dir = composed.run_dir or directory.create_run(composed.run_name)
+        with directory.exclusive(run_dir) as held:
+            directory.write_config(held, config)
             return composed.run_as_job(
                 held, lambda: train(config, spec, held, launch, stop, decided=decided, view=view)
             )
@@ -71,8 +52,8 @@ def start_run(composed: Composed, launch: Launch, view: View | None = None) -> R
 
 def continue_run(run_dir: Path, config: TrainConfig, launch: Launch, view: View | None = None) -> RunResult:
     """Resume a run with the configuration that its command composes now. Raises BorderError."""
-    stored = reopen(read_config(run_dir))
-    config = inherit(config, stored)
+    stored = resolve.reopen(directory.read_config(run_dir))
+    config = resolve.inherit(config, stored)
     validate(config)
     return resume_run(run_dir, stored, config, launch, view)
 
@@ -88,9 +69,9 @@ def resume_run(
     from border_cli.run.run import train
 
     run_dir = run_dir.absolute()  # environments may change the working folder
-    wanted = changes(stored, reopen(config))
-    check_changes(stored, wanted)
-    with StopFlag() as stop, output(), locked(run_dir):
+    wanted = resolve.changes(stored, resolve.reopen(config))
+    resolve.check_changes(stored, wanted)
+    with StopFlag() as stop, output(), directory.locked(run_dir):
         resuming = bool(list_steps(run_dir / CHECKPOINTS))
         config, spec, decided = preflight(config, stop, run_dir, launch.typed, resuming=resuming)
         end_imports()
@@ -106,13 +87,14 @@ def stored_config(
 
     Modules that the run names are imported only if they are typed too, or trusted; see `border_cli.run.directory`.
     """
-    check_plain(run_dir, trusted)
-    data, names = read_config_data(run_dir), typed_names(overrides)
+    directory.check_plain(run_dir, trusted)
+    data, names = directory.read_config_data(run_dir), typed_names(overrides)
     plugins = data.get("plugins")
     modules = [name for name in plugins if isinstance(name, str)] if isinstance(plugins, list) else []
-    check_code({"plugins": modules}, names, trusted)  # before the rest is checked: they may define its keys
+    # before the rest is checked: they may define its keys
+    directory.check_code({"plugins": modules}, names, trusted)
     registry.import_plugins([*modules, *names.get("plugins", ())])
-    stored = reopen(to_config(data))
+    stored = resolve.reopen(to_config(data))
     check_single(overrides)
     changed, typed = to_plain(stored), override_values(overrides)
     for override in overrides:
@@ -129,11 +111,11 @@ def stored_config(
             changed[group] = {k: v for k, v in section.items() if k in known or f"{group}.{k}" in typed}
     config, t = to_config(changed), stored.trainer
     if None in (t.max_opts, t.max_env_steps):  # if it has both, both were chosen
-        config = with_typed_budget(config, typed)
-    config = reopen_for_device(config, stored, typed)
+        config = resolve.with_typed_budget(config, typed)
+    config = resolve.reopen_for_device(config, stored, typed)
     validate(config)
     check_effect(config, typed)
-    check_code(to_plain(config), names, trusted)
+    directory.check_code(to_plain(config), names, trusted)
     return stored, config
 
 
@@ -176,7 +158,7 @@ def train_job(
         config = check_composed(composed, state.runtime.choices, typed, presets)
         launch = Launch(argv, typed)
         run_dir = run_dir or Path(state.runtime.output_dir)
-        if (run_dir / CONFIG_FILE).exists():
+        if (run_dir / directory.CONFIG_FILE).exists():
             continue_run(run_dir, config, launch, view)
         else:
             start_run(Composed(config, composed, context, run_dir), launch, view)

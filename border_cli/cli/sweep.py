@@ -14,15 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser import types
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import (
-    FloatRange,
-    Glob,
-    IntervalSweep,
-    Override,
-    RangeSweep,
-    Transformer,
-)
 
 from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
 from border_cli.cli.overrides import check_interval, parse_overrides, quoted
@@ -34,15 +27,8 @@ from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.format import counted
 from border_cli.display.output import output
 from border_cli.display.text import print_lines
-from border_cli.run.directory import (
-    SWEEP_FILE,
-    Launch,
-    create_sweep,
-    locked,
-    make_folder,
-    shown,
-    writing,
-)
+from border_cli.run.directory import SWEEP_FILE, Launch, create_sweep, locked, make_folder, shown, writing
+from border_cli.runtime.ray_cluster import import_ray
 from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.job_table import print_tuning_tables
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
@@ -121,8 +107,6 @@ def _check_launcher(launcher: str, sweeper: str, samples: Sequence[Composed]) ->
             allowed=OWN_LAUNCHERS,
         )
     if launcher == "border_ray":
-        from border_cli.runtime.ray_cluster import import_ray
-
         import_ray("hydra/launcher=border_ray")
         for sample in samples:
             ray_settings(sample)
@@ -241,9 +225,8 @@ class Space:
                 values[key] = str(distribution.choices[round(share * (len(distribution.choices) - 1))])
             else:
                 value = distribution.low + share * (distribution.high - distribution.low)
-                values[key] = value_text(
-                    value if isinstance(distribution.low, float) else round(value), distribution
-                )
+                value = value if isinstance(distribution.low, float) else round(value)
+                values[key] = value_text(value, distribution)
         return values
 
     def overrides(self, params: Mapping[str, str], more_seed: int) -> list[str]:
@@ -312,24 +295,24 @@ def default_space(name: str) -> dict[str, str]:
     return space if base is None else default_space(str(base)) | space
 
 
-def _distribution(override: Override, distributions: Any) -> Any:
+def _distribution(override: types.Override, distributions: Any) -> Any:
     value: Any = override.value()
     is_log = "log" in getattr(value, "tags", ())
     try:
-        if isinstance(value, IntervalSweep):
+        if isinstance(value, types.IntervalSweep):
             if isinstance(value.start, int) and isinstance(value.end, int):
                 return distributions.IntDistribution(value.start, value.end, log=is_log)
             return distributions.FloatDistribution(value.start, value.end, log=is_log)
-        if isinstance(value, RangeSweep):
+        if isinstance(value, types.RangeSweep):
             points = value.range()
             if not any(True for _ in points):
                 raise ValueError("the range is empty")
-            if isinstance(points, FloatRange):
+            if isinstance(points, types.FloatRange):
                 return distributions.FloatDistribution(value.start, max(points), log=is_log, step=value.step)
             return distributions.IntDistribution(points.start, points[-1], log=is_log, step=points.step)
-        if isinstance(value, Glob):
+        if isinstance(value, types.Glob):
             raise ValueError("a glob is not a search space")
-        return distributions.CategoricalDistribution(list(override.sweep_iterator(Transformer.str)))
+        return distributions.CategoricalDistribution(list(override.sweep_iterator(types.Transformer.str)))
     except ValueError as e:
         raise UsageError(
             f"{str(override.input_line).lstrip('+')}: {str(e).splitlines()[0]}\nallowed: interval(…), range(…), choice(…)"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.plugins import Plugins
 from rich.console import Console
@@ -33,17 +33,13 @@ from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.job_table import make_sweep_view, print_sweep_tables
 from border_cli.sweeps.jobs import DONE, FAILED, Job, Sweep
 from border_cli.sweeps.local_jobs import JobEnd, LocalExecutor, Task, divide, measure_need
+from border_cli.sweeps.ray_jobs import RayExecutor, RaySettings
 from border_cli.sweeps.scheduler import Executor, JobQueue, Scheduler
 
 _IN_PRESETS = ("agent", "env", "buffer", "actor_manager", "trainer", "evaluator", "n_actors")
 _BESIDE_PRESETS = (
-    "agent.type",
-    "env.type",
-    "env.id",
-    "env.entry_point",
-    "trainer.type",
-    "trainer.lockstep",
-    "trainer.lockstep_steps",
+    *("agent.type", "env.type", "env.id", "env.entry_point"),
+    *("trainer.type", "trainer.lockstep", "trainer.lockstep_steps"),
 )
 """What is typed beside a preset: the groups, and how reproducible a run is."""
 _ALSO_TYPED = ("plugins", "env.imports", "env.kwargs")
@@ -60,7 +56,6 @@ class Result:
 
     @property
     def best(self) -> float:
-        """Score of the best models."""
         return -math.inf if self.line.best is None else self.line.best.value
 
     @property
@@ -99,10 +94,6 @@ def _beside_preset(composed: Composed) -> list[str]:
     return chosen + words
 
 
-if TYPE_CHECKING:
-    from border_cli.sweeps.ray_jobs import RaySettings
-
-
 @dataclass(frozen=True)
 class SweepSettings:
     """The settings `sweep.…` of the command."""
@@ -122,8 +113,6 @@ _MEASURED_S = 600.0
 
 def ray_settings(composed: Composed) -> RaySettings:
     """What `hydra.launcher` says for this job. Raises UsageError."""
-    from border_cli.sweeps.ray_jobs import RaySettings
-
     settings = hydra_section(RaySettings, composed.hydra_config, "launcher")
     settings.check_device(composed.config.device)
     return settings
@@ -156,7 +145,6 @@ class SweepRun:
 
     @property
     def console(self) -> Console:
-        """Where tables and lines go."""
         return Console(quiet=self.screen == "none")
 
     @property
@@ -165,7 +153,6 @@ class SweepRun:
         return shlex.join(["border-train", *(word for word in self.command.argv if word != "sweep.new=true")])
 
     def say(self, line: str) -> None:
-        """Print a line."""
         print_lines(self.console, ("", line))
 
     def announce(self, continued: bool) -> None:
@@ -224,8 +211,6 @@ class SweepRun:
     def _make_executor(self, composed: Composed, n_jobs: int) -> Executor:
         """Decide where jobs run and how many at a time, by the need of a job of this configuration."""
         if self.launcher == "border_ray":
-            from border_cli.sweeps.ray_jobs import RayExecutor
-
             limit = None if self.settings.slots is None else min(self.settings.slots, n_jobs)
             return RayExecutor(ray_settings(composed), limit, self.sweep.folder, self.sweep.sweep_id)
         config = composed.config

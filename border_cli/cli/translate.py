@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -54,8 +54,7 @@ def check_words(argv: Sequence[str], command: str) -> None:
 def table() -> dict[str, Any]:
     """other_tools.yaml: `words`, by ours; `on_policy`; `algorithms`."""
     text = Path(__file__).with_name("other_tools.yaml").read_text(encoding="utf-8")
-    words: dict[str, Any] = yaml.safe_load(text)
-    return words
+    return cast(dict[str, Any], yaml.safe_load(text))
 
 
 @cache

@@ -31,9 +31,8 @@ from border_cli.core.errors import UsageError, first_line
 def nearest(word: str, candidates: Iterable[str], cutoff: float | None = None) -> str | None:
     """The candidate most like `word`, ignoring case; None where none is close: a wrong hint is worse than none."""
     by_lower = {candidate.lower(): candidate for candidate in candidates}
-    cutoff = cutoff or (
-        0.65 if len(word) <= 4 else 0.77
-    )  # one wrong letter of three, or two that are swapped
+    # one wrong letter of three, or two that are swapped
+    cutoff = cutoff or (0.65 if len(word) <= 4 else 0.77)
     matches = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=cutoff)
     return by_lower[matches[0]] if matches else None
 
@@ -63,8 +62,7 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
 
 def dump(data: Any) -> str:
     """Plain data as YAML text, keys in the order given."""
-    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
-    return text
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110))
 
 
 def load(path: Path) -> Any:
@@ -96,14 +94,7 @@ def to_config(data: Mapping[str, Any]) -> TrainConfig:
     """
     classes = {group: _section_class(group, data.get(group, {})) for group in TABLES}
     # the class of a section that is missing is not the one of the schema's default
-    config: TrainConfig = _section(TrainConfig, {group: {} for group in TABLES} | dict(data), "", classes)
-    return config
-
-
-def read_section(cls: type[T], data: Mapping[str, Any], path: str) -> T:
-    """An instance of a dataclass whose fields are options. path: of the section, for messages. Raises UsageError."""
-    section: T = _section(cls, data, path, {})
-    return section
+    return read_section(TrainConfig, {group: {} for group in TABLES} | dict(data), "", classes)
 
 
 def to_plain(config: TrainConfig) -> dict[str, Any]:
@@ -194,19 +185,20 @@ def _section_class(group: str, section: Any) -> type:
     raise UsageError(f"{group}.type: {problem}", nearest=match, allowed=allowed)
 
 
-def _section(cls: type, data: Any, path: str, classes: Mapping[str, type]) -> Any:
-    """An instance of a dataclass from a mapping. path: its key."""
+def read_section(cls: type[T], data: Any, path: str, classes: Mapping[str, type] | None = None) -> T:
+    """An instance of a dataclass of options. path: its key · classes: of sections, by their keys. Raises UsageError."""
+    classes, kind = classes or {}, typing.cast(Any, cls)
     if not isinstance(data, Mapping):
         raise UsageError(f"{path or 'the configuration'}: {_wrong_type(data)}", allowed="keys with values")
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     values = {}
     for name, value in data.items():
         key = f"{path}.{name}" if path else str(name)
         if name not in fields:
             raise _unknown(key, list(fields), classes)
-        hint, info = _hints(cls)[name], fields[name].metadata.get("option")
+        hint, info = _hints(kind)[name], fields[name].metadata.get("option")
         if info is None:
-            values[name] = _section(classes.get(key, hint), value, key, classes)
+            values[name] = read_section(classes.get(key, hint), value, key, classes)
         else:
             values[name] = _value(key, hint, info, value)
     return cls(**values)
@@ -297,8 +289,7 @@ def _wrapper(value: Any) -> WrapperConfig:
     data = {"name": value} if isinstance(value, str) else value
     if not isinstance(data, Mapping) or not data.get("name"):
         raise ValueError(_wrong_type(value))
-    wrapper: WrapperConfig = _section(WrapperConfig, data, "env.wrappers", {})
-    return wrapper
+    return read_section(WrapperConfig, data, "env.wrappers")
 
 
 def _open_map(value: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def preset_for(agent: str, env_id: str) -> str | None:
     For the hint under `env=gym env.id=…`, where no preset is picked because none has that option's name.
     """
     of_agent = ((name, values) for name, values in shipped().items() if name.startswith(f"{agent}_"))
-    return next((name for name, values in of_agent if _env_id(values) == env_id), None)
+    return next((name for name, values in of_agent if values["preset"]["env_id"] == env_id), None)
 
 
 def check_agent(preset: str, agent: str) -> None:
@@ -49,7 +49,7 @@ def tuned_for() -> dict[str, list[str]]:
     agents: dict[str, list[str]] = {}
     for name, values in shipped().items():
         agent, env, *variant = name.split("_")
-        if "*" not in _env_id(values) and not variant:
+        if "*" not in values["preset"]["env_id"] and not variant:
             agents.setdefault(env, []).append(agent)
     return dict(sorted(agents.items()))
 
@@ -85,10 +85,6 @@ def _values(preset: str) -> dict[str, Any]:
     parent, *_ = read.pop("defaults", [None])
     values = {} if parent is None else dict(_values(parent))
     return values | {group: values.get(group, {}) | section for group, section in read.items()}
-
-
-def _env_id(values: dict[str, Any]) -> str:
-    return str(values["preset"]["env_id"])
 
 
 def _file(preset: str) -> Path:

@@ -16,14 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from border_cli.config.schema import (
-    ActorManagerConfig,
-    BufferConfig,
-    EnvConfig,
-    EvaluatorConfig,
-    RayConfig,
-    RecorderConfig,
-)
+from border_cli.config import schema
 from border_cli.core.errors import BorderError, UsageError
 
 
@@ -39,7 +32,6 @@ class Entry:
 
     @property
     def config(self) -> type:
-        """The config dataclass."""
         return import_path(self.config_class) if isinstance(self.config_class, str) else self.config_class
 
     def load(self) -> Any:
@@ -68,21 +60,21 @@ AGENTS: dict[str, Entry] = {
     "dsac": _agent("dsac", "DsacConfig"),
 }
 BUFFERS: dict[str, Entry] = {
-    "uniform": Entry(BufferConfig, "border_cli.replay.buffer"),
+    "uniform": Entry(schema.BufferConfig, "border_cli.replay.buffer"),
     "prioritized": Entry("border_cli.replay.config:PrioritizedConfig", "border_cli.replay.buffer"),
 }
-ENVS: dict[str, Entry] = {"gym": Entry(EnvConfig), "simulator": Entry(EnvConfig)}
+ENVS: dict[str, Entry] = {name: Entry(schema.EnvConfig) for name in ("gym", "simulator")}
 ACTOR_MANAGERS: dict[str, Entry] = {
-    "process": Entry(ActorManagerConfig, "border_cli.actors.lockstep:make_manager"),
-    "ray": Entry(RayConfig, "border_cli.actors.ray_actors:make_manager"),
+    "process": Entry(schema.ActorManagerConfig, "border_cli.actors.lockstep:make_manager"),
+    "ray": Entry(schema.RayConfig, "border_cli.actors.ray_actors:make_manager"),
 }
 TABLES: dict[str, dict[str, Entry]] = {
     "agent": AGENTS,
     "env": ENVS,
     "buffer": BUFFERS,
     "actor_manager": ACTOR_MANAGERS,
-    "evaluator": {name: Entry(EvaluatorConfig) for name in ("auto", "inline", "process", "shared")},
-    "recorder": {"default": Entry(RecorderConfig)},
+    "evaluator": {n: Entry(schema.EvaluatorConfig) for n in ("auto", "inline", "process", "shared")},
+    "recorder": {"default": Entry(schema.RecorderConfig)},
 }
 """By the section of the configuration whose `type` they hold."""
 IMPORTABLE = ("actor_manager", "evaluator", "recorder")

@@ -260,6 +260,14 @@ class Change:
     def __str__(self) -> str:
         return f"{self.key}: {as_typed(self.before)} → {as_typed(self.now)}"
 
+    def is_among(self, patterns: Sequence[str]) -> bool:
+        return any(fnmatchcase(self.key, pattern) for pattern in patterns)
+
+    @property
+    def keeps_the_bits(self) -> bool:
+        """Whether a reproducible run stays the same, bit for bit, with this change."""
+        return self.is_among(_KEEP_THE_BITS)
+
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
     """Every key whose value differs, in schema order."""
@@ -270,12 +278,7 @@ def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
 
 def safe(config: TrainConfig, change: Change) -> bool:
     """Whether a run of this configuration may be resumed with this change."""
-    return _among(change.key, _allowed(config))
-
-
-def keeps_the_bits(change: Change) -> bool:
-    """Whether a reproducible run stays the same, bit for bit, with this change."""
-    return _among(change.key, _KEEP_THE_BITS)
+    return change.is_among(_allowed(config))
 
 
 def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
@@ -294,10 +297,6 @@ def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
 
 def _allowed(config: TrainConfig) -> tuple[str, ...]:
     return _SAFE if is_reproducible(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
-
-
-def _among(key: str, names: Sequence[str]) -> bool:
-    return any(fnmatchcase(key, name) for name in names)
 
 
 # -- what the budgets allow ------------------------------------------------------

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,9 +170,8 @@ def check_memory(config: TrainConfig, sizes: Sizes) -> None:
         return
     replay = need.get("replay", 0)
     # Less than fits, and two digits of it, so that other programs may take a little memory before it is typed.
-    capacity = (
-        float(f"{0.9 * config.buffer.capacity * (left + replay) / sizes.replay:.2g}") if replay else 0.0
-    )
+    share = (left + replay) / sizes.replay if replay else 0.0
+    capacity = float(f"{0.9 * config.buffer.capacity * share:.2g}")
     fits = capacity >= max(config.agent.batch_size, config.trainer.warmup_period)
     raise ResourceError(
         f"this run needs {size(sum(need.values()))} of memory, and {size(free)} are free, of which it may take "
@@ -193,14 +190,6 @@ def check_disk(config: TrainConfig, sizes: Sizes, folder: Path) -> None:
             f"{_listed(need)} (checkpoint.keep={config.checkpoint.keep} and the one being written)",
             allowed="free some space, a smaller checkpoint.keep, or another folder by hydra.run.dir=<folder>",
         )
-
-
-def check_folder(folder: Path) -> None:
-    """Write a file without a name where `folder` is, or will be. Raises OSError."""
-    with tempfile.TemporaryFile(dir=machine.existing(folder)) as file:
-        file.write(bytes(4096))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _listed(need: dict[str, int]) -> str:

@@ -110,9 +110,7 @@ def duration(config: TrainConfig, measured: Measured, cpus: int) -> tuple[float,
 
 
 def most_actors(config: TrainConfig, cpus: int, busy: float = 1.0) -> int:
-    """The largest number of actors that `auto` may choose if each keeps this much of the CPUs busy; the given number
-    where it is not `auto`.
-    """
+    """The most actors that `auto` may choose if each keeps this many CPUs busy; the given number if it is not `auto`."""
     if config.n_actors is not None or is_reproducible(config):
         return n_actors(config)
     here = min(int((cpus - 1) / busy), max(MOST_WAITING, cpus - 1))
@@ -137,10 +135,8 @@ def decide(config: TrainConfig, measured: Measured | None, cpus: int) -> tuple[T
     """The configuration with the numbers of actors and environments, of which one is `auto`, and why these, in one line.
 
     These are the fewest actors, with the fewest environments, for which the learner does not wait, or else the fastest
-    choice that the CPUs allow. One CPU is left for the learner.
-
-    Args:
-        measured: None if no measurement is needed or allowed; the smallest numbers are then chosen.
+    choice that the CPUs allow. One CPU is left for the learner. measured: None if no measurement is needed or allowed; the
+    smallest numbers are then chosen.
     """
     chosen = with_numbers(config, n_actors(config), envs_per_actor(config))
     if measured is not None:
@@ -171,13 +167,9 @@ def recommended(config: TrainConfig, measured: Measured, cpus: int) -> TrainConf
     What follows from these numbers, such as the tolerance, is open again. Lockstep, which would fix them, is off.
     """
     config = reopen(config)
-    ratio = config.trainer.opt_interval or 1.0
-    config = replace(
-        config,
-        n_actors=None,
-        actor_manager=replace(config.actor_manager, envs_per_actor=None),
-        trainer=replace(config.trainer, opt_interval=ratio, lockstep=False),
-    )
+    manager = replace(config.actor_manager, envs_per_actor=None)
+    trainer = replace(config.trainer, opt_interval=config.trainer.opt_interval or 1.0, lockstep=False)
+    config = replace(config, n_actors=None, actor_manager=manager, trainer=trainer)
     return decide(config, measured, cpus)[0]
 
 

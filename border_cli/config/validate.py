@@ -11,17 +11,8 @@ import re
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 
-from border_cli.config import presets
+from border_cli.config import presets, resolve
 from border_cli.config.convert import as_typed, dotted, to_plain
-from border_cli.config.resolve import (
-    is_reproducible,
-    may_evaluate_beside,
-    n_actors,
-    ratio_tolerance,
-    steps_as_one,
-    streams,
-    trackers,
-)
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.types import SequenceShape
@@ -50,7 +41,7 @@ def is_valid(config: TrainConfig) -> bool:
 def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
     """Refuse typed keys that would change nothing in this configuration. overrides: the keys that were typed."""
     typed = set(overrides)
-    if may_evaluate_beside(config):  # its process has these limits of actors
+    if resolve.may_evaluate_beside(config):  # its process has these limits of actors
         typed -= {"actor_manager.heartbeat_timeout_s", "actor_manager.restarts"}
     for key, reason, allowed in (*unused(config), *_unused_typed(config, typed)):
         if key in typed:
@@ -86,7 +77,7 @@ def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple
     if evaluator.n_envs > evaluator.episodes:
         reason = f"above the {evaluator.episodes} episodes of an evaluation"
         yield "evaluator.n_envs", reason, f"up to {evaluator.episodes}, or more evaluator.episodes"
-    if not trackers(recorder) and recorder.type == "default":
+    if not resolve.trackers(recorder) and recorder.type == "default":
         for key in ("recorder.project", "recorder.finish_s"):
             yield key, "without a tracker", "with recorder.wandb, recorder.mlflow or recorder.type"
     if "hydra.run.dir" in typed:
@@ -98,7 +89,7 @@ def batch_steps(config: TrainConfig) -> int:
 
     In each stream n_step rows wait for the observation n_step places later.
     """
-    return config.agent.batch_size + streams(config) * config.buffer.n_step
+    return config.agent.batch_size + resolve.streams(config) * config.buffer.n_step
 
 
 def first_opt_step_at(config: TrainConfig) -> int:
@@ -117,7 +108,7 @@ def least_capacity(config: TrainConfig) -> int:
     shape: SequenceShape | None = getattr(config.agent, "sequences", None)
     length = max(2, 0 if shape is None else shape.length)
     waiting = config.buffer.n_step + (1 if shape is None else length + shape.burn_in)
-    return length * config.agent.batch_size + streams(config) * waiting
+    return length * config.agent.batch_size + resolve.streams(config) * waiting
 
 
 def _simulator(config: TrainConfig) -> None:
@@ -179,7 +170,7 @@ def _environment(config: TrainConfig) -> None:
 
 
 def _actors(config: TrainConfig) -> None:
-    t, actors, manager = config.trainer, n_actors(config), config.actor_manager
+    t, actors, manager = config.trainer, resolve.n_actors(config), config.actor_manager
     sync = t.type != "async"
     _refuse(
         sync and actors != 1,
@@ -198,7 +189,7 @@ def _actors(config: TrainConfig) -> None:
         "a number of n_actors and of actor_manager.envs_per_actor, or of trainer.opt_interval",
     )
     _refuse(
-        is_reproducible(config) and t.opt_interval is None,
+        resolve.is_reproducible(config) and t.opt_interval is None,
         "trainer.opt_interval=null enforces no ratio, and a reproducible run needs one",
         "a number > 0 (env steps), or trainer=async without lockstep",
     )
@@ -260,9 +251,11 @@ def _device_and_replay(config: TrainConfig) -> None:
 
 def _trainer(config: TrainConfig) -> None:
     """Refuse budgets that end too early or never, and values that make learner and actors wait for each other."""
-    t, tolerance, episodes = config.trainer, ratio_tolerance(config), config.evaluator.episodes
+    t, tolerance, episodes = config.trainer, resolve.ratio_tolerance(config), config.evaluator.episodes
     needed, first = batch_steps(config), first_opt_step_at(config)
-    factor = 2 if steps_as_one(config) else 1  # an actor may wait with less credit than a step of all needs
+    factor = (
+        2 if resolve.steps_as_one(config) else 1
+    )  # an actor may wait with less credit than a step of all needs
     _refuse(
         t.max_opts is None and t.max_env_steps is None and t.max_time is None,
         "trainer: without a budget the run would never end",
@@ -270,9 +263,9 @@ def _trainer(config: TrainConfig) -> None:
     )
     if t.opt_interval is not None:
         _refuse(
-            tolerance < factor * streams(config),
+            tolerance < factor * resolve.streams(config),
             f"trainer.ratio_tolerance={tolerance} does not give each environment {factor} env steps",
-            f"ratio_tolerance >= {factor}·n_actors·envs_per_actor = {factor * streams(config)}",
+            f"ratio_tolerance >= {factor}·n_actors·envs_per_actor = {factor * resolve.streams(config)}",
         )
         granted = t.warmup_period + t.opt_interval + tolerance
         _refuse(

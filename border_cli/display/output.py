@@ -171,15 +171,12 @@ class QueuedStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of the stream behind it."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def fileno(self) -> int:
-        """The descriptor of the stream behind it."""
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """Whether the stream behind it is a terminal."""
         return not self._stream.closed and self._stream.isatty()
 
     def write(self, text: str) -> int:

@@ -74,8 +74,6 @@ _HEADROOM = 1.1
 """Actors are never equally fast: a suggested number of actors has this factor in reserve."""
 _FURTHEST = 4
 """The most that is suggested: this many times the present number of actors."""
-
-
 _PHASES = {
     "starting": "starting: making the environments; each actor loads the first model",
     "compiling": "compiling: the first opt step waits for its machine code, so that the same seed gives the same bits",
@@ -153,12 +151,8 @@ def frame(p: Progress, title: str, cores: int | None = None) -> Panel:
             grid.add_row(label, content)
     bound = Text(advice(p, cores))
     bound.highlight_regex(r"^[\w-]+:", "bold yellow")
-    return Panel(
-        Group(grid, Text(), bound),
-        title=Text(printable(title), "bold"),
-        title_align="left",
-        border_style="dim",
-    )
+    content, heading = Group(grid, Text(), bound), Text(printable(title), "bold")
+    return Panel(content, title=heading, title_align="left", border_style="dim")
 
 
 def _rows(p: Progress) -> Iterator[tuple[str, RenderableType | None]]:
@@ -273,7 +267,6 @@ class ScreenView(View):
         self._output.draw(self._text)
 
     def note(self, message: str) -> None:
-        """Print a message above the frame."""
         write_line(self._output.stdout, message)
 
     def close(self) -> None:
@@ -315,7 +308,6 @@ class PlainView(View, Recorder):
             self._line(progress.seconds, progress.opt_steps, progress.env_steps)
 
     def note(self, message: str) -> None:
-        """Print each line of the message."""
         self._write(message)
 
     def write(self, record: Record) -> None:

@@ -199,8 +199,6 @@ The policy takes an observation as the environment gives it, and returns the act
 dimension in front of each array, and returns a batch of actions. The parts of an observation:
 """,
 }
-
-
 _ZEROS = f"{STATE} = numpy.zeros((B, {{}}), numpy.float32)  # when the B episodes begin\n    "
 _BEGIN = "policy.begin_episode()           # after each reset: the network has a memory\n    "
 

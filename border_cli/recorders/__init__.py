@@ -18,7 +18,6 @@ class BufferedRecorder(Recorder):
         self.records: list[Record] = []
 
     def write(self, record: Record) -> None:
-        """Keep a copy."""
         self.records.append(replace(record, values=dict(record.values)))
 
     def series(self, name: str) -> list[tuple[int, float]]:
@@ -38,9 +37,7 @@ class RecorderGroup(Recorder):
             run_all([partial(recorder.write, record) for recorder in self._recorders])
 
     def positions(self) -> dict[str, int]:
-        """The positions of all recorders."""
         return {name: n for recorder in self._recorders for name, n in recorder.positions().items()}
 
     def close(self) -> None:
-        """Close all."""
         run_all([recorder.close for recorder in self._recorders])

@@ -25,11 +25,8 @@ _logger = logging.getLogger(__name__)
 class AppendedFile:
     """A file that is appended to. When `append` returns, other processes can read the piece.
 
-    Args:
-        keep: length [bytes] of the part that stays; the first `append` cuts off what follows it.
-
-    Attributes:
-        end: where the next piece begins [bytes].
+    keep: length [bytes] of the part that stays; the first `append` cuts off what follows it · end: where the next piece
+    begins [bytes].
     """
 
     def __init__(self, path: Path, keep: int = 0) -> None:
@@ -59,14 +56,8 @@ class FileRecorder(Recorder, ABC):
     If the disk is full, training continues without the records that could not be written: `dropped` counts them, and
     one warning names the cause.
 
-    Args:
-        keep: lines of earlier launches that stay; the first `write` cuts off what follows them.
-
-    Raises:
-        UsageError: the file exists and cannot be read.
-
-    Attributes:
-        option: that turns the recorder on, and the name of its position in checkpoints.
+    keep: lines of earlier launches that stay; the first `write` cuts off what follows them · option: that turns the
+    recorder on, and the name of its position in checkpoints. Raises UsageError if the file cannot be read.
     """
 
     option: str

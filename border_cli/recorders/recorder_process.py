@@ -24,6 +24,8 @@ MAX_QUEUE = 10_000
 STOPPED_S = 15.0
 """The longest wait at the end of a run that was asked to stop [s], because it may soon be killed."""
 _POLL_S = 0.1
+_WRITTEN = "written"
+"""Message of the process: it has written one more record."""
 _logger = logging.getLogger(__name__)
 
 
@@ -33,11 +35,6 @@ class Call:
 
     method: str
     args: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Written:
-    """Message of the process: it has written one more record."""
 
 
 class RemoteRecorder(Recorder):
@@ -68,7 +65,6 @@ class RemoteRecorder(Recorder):
         self._take(Call("write", (record,)))
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
-        """The same with a film."""
         self._take(Call("video", (path, opt_steps, env_steps)))
 
     def _take(self, call: Call) -> None:
@@ -115,7 +111,7 @@ class RemoteRecorder(Recorder):
         """Take messages. A process that has failed, or exited, gets no more records."""
         process, has_exited = self._process, self._process.exited()
         for message in process.receive():
-            if isinstance(message, Written):
+            if message == _WRITTEN:
                 self.dropped -= 1
             elif isinstance(message, Failed):
                 self._fail(message.error)
@@ -129,7 +125,6 @@ class RemoteRecorder(Recorder):
 
 
 def _main(reporter: Reporter, maker: Callable[[], Any]) -> None:
-    """What the process runs."""
     recorder, has_warned = maker(), False
     while (call := reporter.pipe.recv()).method != "close":
         try:
@@ -143,5 +138,5 @@ def _main(reporter: Reporter, maker: Callable[[], Any]) -> None:
             has_warned = True
         else:
             if call.args:
-                reporter.send(Written())
+                reporter.send(_WRITTEN)
     recorder.close()

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 EVENTS = "tensorboard"
 _LAYOUT = {
     "returns": {
-        "evaluations": [SCORE],
-        "training": ["train/episode_return"],
-        "episode length": ["train/episode_length"],
+        "evaluations": SCORE,
+        "training": "train/episode_return",
+        "episode length": "train/episode_length",
     },
-    "learning": {"losses and values": ["agent/.*"]},
+    "learning": {"losses and values": "agent/.*"},
     "speed": {
-        "opt steps and env steps per second": ["throughput/.*_per_sec"],
-        "share of time spent waiting": ["async/.*_blocked"],
-        "env steps per opt step": ["throughput/samples_per_opt_step"],
-        "policy lag": ["async/policy_lag_.*"],
+        "opt steps and env steps per second": "throughput/.*_per_sec",
+        "share of time spent waiting": "async/.*_blocked",
+        "env steps per opt step": "throughput/samples_per_opt_step",
+        "policy lag": "async/policy_lag_.*",
     },
 }
-"""Of the Custom Scalars tab: by group and chart, patterns of metrics."""
+"""Of the Custom Scalars tab: by group and chart, a pattern of metrics."""
 
 
 class TensorBoardRecorder(FileRecorder):
@@ -62,6 +62,7 @@ class TensorBoardRecorder(FileRecorder):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # takes a tenth of a second
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard.summary import custom_scalars
 
         scalars = dict(record.values)
         # An evaluation in its own process is recorded after later opt steps: the count would go back.
@@ -73,7 +74,12 @@ class TensorBoardRecorder(FileRecorder):
         events = [Event(wall_time=now, step=record.env_steps, summary=Summary(value=values))]
         if self._file.end == 0:
             start = SessionLog(status=SessionLog.START)
-            head = Summary(value=[_typed_values(self._typed, now), _layout()])
+            charts = {
+                group: {title: ("Multiline", [tag]) for title, tag in of_group.items()}
+                for group, of_group in _LAYOUT.items()
+            }
+            layout = custom_scalars(charts).value
+            head = Summary(value=[_typed_values(self._typed, now), *layout])
             events = [
                 Event(wall_time=now, file_version="brain.Event:2"),
                 Event(wall_time=now, step=self._purge_step, session_log=start),
@@ -108,34 +114,4 @@ def _typed_values(typed: Mapping[str, str], now: float) -> Summary.Value:
         tag=metadata.SESSION_START_INFO_TAG,
         metadata=metadata.create_summary_metadata(data),
         tensor=metadata.NULL_TENSOR,
-    )
-
-
-def _layout() -> Summary.Value:
-    """What the Custom Scalars tab shows first."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-    from tensorboard.plugins.custom_scalar import metadata
-    from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MultilineChartContent
-
-    layout = Layout(
-        category=[
-            Category(
-                title=group,
-                chart=[
-                    Chart(title=title, multiline=MultilineChartContent(tag=tags))
-                    for title, tags in charts.items()
-                ],
-            )
-            for group, charts in _LAYOUT.items()
-        ]
-    )
-    return Summary.Value(
-        tag=metadata.CONFIG_SUMMARY_TAG,
-        metadata=metadata.create_summary_metadata(),
-        tensor=TensorProto(
-            dtype=DT_STRING, string_val=[layout.SerializeToString()], tensor_shape=TensorShapeProto()
-        ),
     )

@@ -29,10 +29,7 @@ from border_cli.recorders.files import METRICS_FILE, read_jsonl
 class RunInfo:
     """What a tracker needs to know about a run.
 
-    Attributes:
-        run_id: the same after a resume.
-        group: name of the sweep, None outside of one.
-        config: by dotted keys.
+    run_id: the same after a resume · group: name of the sweep, None outside of one · config: by dotted keys.
     """
 
     run_id: str
@@ -117,7 +114,6 @@ class WandbRecorder(Tracker):
         self._run.log(dict(values))
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
-        """Log a film."""
         if self._lacks(_FILM, (opt_steps, env_steps)):
             film = self._wandb.Video(str(path))
             self._run.log({_FILM: film, "env_steps": env_steps, "opt_steps": opt_steps})
@@ -207,7 +203,6 @@ class MlflowRecorder(Tracker):
         }
 
     def name_of(self, name: str) -> str:
-        """The name without characters that MLflow refuses."""
         return _allowed(name)
 
     def log(self, values: Mapping[str, float], env_steps: int) -> None:
@@ -216,7 +211,6 @@ class MlflowRecorder(Tracker):
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
-        """Store the film as an artifact."""
         self._client.log_artifact(self._run_id, str(path), "videos")
 
     def close(self) -> None:
@@ -246,9 +240,8 @@ def make_tracker(kind: str, info: RunInfo, recorder: RecorderConfig, keep: int) 
     if kind == "mlflow":
         uri = str(recorder.mlflow)
         with contextlib.ExitStack() as held:
-            if uri.startswith(
-                "sqlite:///"
-            ):  # MLflow creates its tables without a lock, and jobs start together
+            if uri.startswith("sqlite:///"):
+                # MLflow creates its tables without a lock, and jobs start together.
                 path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
                 lock = path.with_name(f"{path.name}.lock").open("w", encoding="ascii")
                 fcntl.flock(held.enter_context(lock), fcntl.LOCK_EX)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
+import itertools
 import json
 import re
 from collections import Counter
@@ -18,21 +19,10 @@ import numpy as np
 
 from border_cli.config.convert import as_typed
 from border_cli.core.format import number
-from border_cli.core.metrics import METRICS
+from border_cli.core.metrics import METRICS, Metric
 from border_cli.core.spaces import Array
+from border_cli.report import stats
 from border_cli.report.runs import AXES, Group
-from border_cli.report.stats import (
-    LEAST,
-    LEVEL,
-    RESAMPLES,
-    Band,
-    Improvement,
-    Line,
-    band,
-    improvements,
-    last_scores,
-    line,
-)
 
 _NUMBER = re.compile(r"-?[\d.,]+(e[-+]?\d+)?%?([ :]|$)")
 """A cell that begins with a figure, such as `12.5 (9.75 to 14.0)`. The name of a run, `10-15-00.123_dqn`, does not."""
@@ -52,12 +42,12 @@ class Report:
     def __init__(self, groups: Sequence[Group], metric: str) -> None:
         self.groups = groups
         self.metric = metric
-        self.lines = [line(group) for group in groups]
-        self.scores = last_scores(groups)
-        self.improvements = improvements(self.scores)
+        self.lines = [stats.line(group) for group in groups]
+        self.scores = stats.last_scores(groups)
+        self.improvements = stats.improvements(self.scores)
 
 
-def table(lines: Sequence[Line]) -> list[list[str]]:
+def table(lines: Sequence[stats.Line]) -> list[list[str]]:
     """Header and rows of the final table, as text."""
     rows = [["runs of", "runs", "env steps", "best score", "last score", "seconds", "expected"]]
     for group in lines:
@@ -97,9 +87,8 @@ def html_page(report: Report) -> str:
         "Differences of the configurations": differences(report.groups),
     }
     files = resources.files("border_cli.report")
-    scores = [
-        f'<p class="note">{html.escape(text)}</p>' for text in (about(), few_runs(report.lines)) if text
-    ]
+    notes = filter(None, (about(), few_runs(report.lines)))
+    scores = [f'<p class="note">{html.escape(text)}</p>' for text in notes]
     parts = {
         "title": html.escape(title(report)),
         "scores": _grid(table(report.lines)) + "".join(scores),
@@ -142,27 +131,24 @@ def _data(report: Report) -> dict[str, Any]:
         }
         for group in report.groups
     ]
+    # Metrics of agents are declared where the agent is imported.
+    known = [METRICS.get(name, Metric(name, "", "", "")) for name in names]
     drawn = {axis for group in groups for curves in group["curves"].values() for axis in curves}
     return {
         "metric": report.metric,
         "few": any(group.runs < FEW for group in report.lines),
         "axes": {axis: text for axis, text in AXES.items() if axis in drawn},
         "envs": list(dict.fromkeys(group.env for group in report.groups)),
-        "metrics": {name: _about(name) for name in names},
+        "metrics": {metric.name: {"unit": metric.unit, "help": metric.help} for metric in known},
         "groups": groups,
     }
-
-
-def _about(metric: str) -> dict[str, str]:
-    known = METRICS.get(metric)  # those of agents are declared where the agent is imported
-    return {"unit": known.unit if known else "", "help": known.help if known else ""}
 
 
 def _curves(group: Group, metric: str) -> dict[str, Any]:
     """By axis, the mean of a group, its interval if it has enough runs, and each run."""
     curves = {}
     for axis in AXES:
-        if (curve := band(group, metric, axis, _RESAMPLES)) is None:
+        if (curve := stats.band(group, metric, axis, _RESAMPLES)) is None:
             continue
         curves[axis] = {
             "at": _short(curve.at),
@@ -185,23 +171,18 @@ def _short(values: Array | Sequence[float]) -> list[float]:
 
 def as_json(report: Report) -> dict[str, Any]:
     """Scores, probabilities and curves, as plain data."""
-    curves = {
-        axis: {group.name: band(group, report.metric, axis) for group in report.groups} for axis in AXES
-    }
+    curves: dict[str, dict[str, Any]] = {axis: {} for axis in AXES}
+    for axis, group in itertools.product(AXES, report.groups):
+        if (curve := stats.band(group, report.metric, axis)) is not None:
+            intervals = [asdict(interval) for interval in curve.intervals]
+            curves[axis][group.name] = {"at": curve.at.tolist(), "intervals": intervals}
     return {
         "metric": report.metric,
-        "statistic": f"interquartile mean, {LEVEL:.0%} percentile bootstrap interval over runs",
+        "statistic": f"interquartile mean, {stats.LEVEL:.0%} percentile bootstrap interval over runs",
         "groups": [asdict(line) | {"meets_expectation": line.meets} for line in report.lines],
         "improvements": [asdict(pair) for pair in report.improvements],
-        "curves": {
-            axis: {name: _band(curve) for name, curve in of_axis.items() if curve is not None}
-            for axis, of_axis in curves.items()
-        },
+        "curves": curves,
     }
-
-
-def _band(curve: Band) -> dict[str, Any]:
-    return {"at": curve.at.tolist(), "intervals": [asdict(interval) for interval in curve.intervals]}
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
@@ -215,25 +196,25 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
 def about() -> str:
     """What the scores and the curves are."""
     return (
-        f"Scores are interquartile means over runs, with {LEVEL:.0%} bootstrap intervals for {LEAST} or more runs "
-        f"({RESAMPLES:,} resamples of runs; Agarwal et al., 2021). Best is the score of the model that each run kept as "
-        "its best, last that of its last model, on the same episodes, which had no part in the choice. "
+        f"Scores are interquartile means over runs, with {stats.LEVEL:.0%} bootstrap intervals for {stats.LEAST} or more "
+        f"runs ({stats.RESAMPLES:,} resamples of runs; Agarwal et al., 2021). Best is the score of the model that each run "
+        "kept as its best, last that of its last model, on the same episodes, which had no part in the choice. "
         "Curves are interquartile means, over env steps up to the end of the shortest run of a group; over seconds a run "
         "that has ended keeps its last value."
     )
 
 
-def few_runs(lines: Sequence[Line]) -> str:
+def few_runs(lines: Sequence[stats.Line]) -> str:
     """A warning about the intervals of few runs; empty where no group has such an interval."""
-    if not any(LEAST <= line.runs < FEW for line in lines):
+    if not any(stats.LEAST <= line.runs < FEW for line in lines):
         return ""
     return (
         f"An interval over fewer than {FEW} runs never reaches beyond their smallest and largest value, "
-        f"and contains the true value in clearly less than {LEVEL:.0%} of cases."
+        f"and contains the true value in clearly less than {stats.LEVEL:.0%} of cases."
     )
 
 
-def improvement_rows(pairs: Sequence[Improvement]) -> list[list[str]]:
+def improvement_rows(pairs: Sequence[stats.Improvement]) -> list[list[str]]:
     """Header and rows: P(row > column) of last scores."""
     rows = [["algorithm", "higher than", "probability", "environments"]]
     return rows + [[pair.x, pair.y, str(pair.probability), str(len(pair.envs))] for pair in pairs]

@@ -27,8 +27,6 @@ _EXECUTION = ("threads", "evaluator.type", "buffer.device", "trainer.ratio_toler
 """Keys that say how a run executes. `auto` chooses them by the machine, or by other keys."""
 _NUMBERS = ("n_actors", "actor_manager.envs_per_actor")
 """Keys that `auto` chooses by measuring, in each run anew."""
-
-
 AXES = {"env_steps": "env steps", "seconds": "seconds", "cpu_seconds": "CPU-seconds"}
 """The horizontal axes of curves."""
 _CPU = "time/cpu_s"
@@ -63,12 +61,10 @@ class RunRecord:
 
     @property
     def seed(self) -> int | None:
-        """Where it is known."""
         return self.config.get("seed")
 
     @property
     def title(self) -> str:
-        """Agent and environment."""
         return f"{self.config['agent.type']} on {self.env}" if self.config else self.path.name
 
     @property
@@ -108,18 +104,13 @@ class RunRecord:
 
 @dataclass
 class Group:
-    """Runs that differ only in their seed.
-
-    Attributes:
-        name: agent, environment, and typed values that other groups do not share.
-    """
+    """Runs that differ only in their seed. name: agent, environment, and typed values that other groups do not share."""
 
     name: str
     runs: list[RunRecord]
 
     @property
     def env(self) -> str:
-        """The environment's id or import path; empty where it is not known."""
         return self.runs[0].env
 
     @property

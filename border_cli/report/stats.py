@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -24,8 +25,6 @@ _ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 POINTS = 100
 """Places at which the curves of several runs are compared."""
 _SEED = 20210830
-
-
 LEAST = 3
 """Runs of a group from which intervals and probabilities are shown."""
 
@@ -47,8 +46,7 @@ def interquartile_mean(values: Array) -> Array:
     """Mean over the last dimension without the lowest and the highest quarter, each rounded down to whole values."""
     n = values.shape[-1]
     cut = n // 4
-    mean: Array = np.sort(values, axis=-1)[..., cut : n - cut].mean(-1)
-    return mean
+    return cast(Array, np.sort(values, axis=-1)[..., cut : n - cut].mean(-1))
 
 
 def bootstrap(values: Array, resamples: int = RESAMPLES) -> list[Interval]:
@@ -94,11 +92,9 @@ def band(group: Group, metric: str, axis: str, resamples: int = _FEWER_RESAMPLES
 class Line:
     """A group in the final table.
 
-    Attributes:
-        seeds: number of different seeds; fewer than the runs if some runs share a seed.
-        scored: number of runs with both scores.
-        best, last: scores over these runs, None without any.
-        expected: the return that the preset expects; None without a preset, or if a run is too short for it.
+    seeds: number of different seeds; fewer than the runs if some runs share a seed · scored: number of runs with both
+    scores · best, last: scores over these runs, None without any · expected: the return that the preset expects; None
+    without a preset, or if a run is too short for it.
     """
 
     name: str
@@ -165,12 +161,10 @@ def probability_of_improvement(x: Sequence[Array], y: Sequence[Array]) -> Interv
 
     def share(a: Array, b: Array) -> Array:
         above, equal = a[..., :, None] > b[..., None, :], a[..., :, None] == b[..., None, :]
-        mean: Array = (above + 0.5 * equal).mean((-2, -1))
-        return mean
+        return cast(Array, (above + 0.5 * equal).mean((-2, -1)))
 
     def resampled(scores: Array) -> Array:
-        drawn: Array = scores[rng.integers(0, len(scores), (_FEWER_RESAMPLES, len(scores)))]
-        return drawn
+        return scores[rng.integers(0, len(scores), (_FEWER_RESAMPLES, len(scores)))]
 
     shares = np.zeros(_FEWER_RESAMPLES)
     for a, b in zip(x, y, strict=True):

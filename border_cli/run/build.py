@@ -7,24 +7,15 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
 
 from border_cli.actors.sampler import InThreadSource, Sampler
+from border_cli.config import resolve
 from border_cli.config.convert import as_typed, dotted, to_plain
-from border_cli.config.resolve import (
-    counts,
-    envs_per_actor,
-    is_reproducible,
-    may_switch,
-    n_actors,
-    ratio_tolerance,
-    steps_as_one,
-    trackers,
-)
 from border_cli.config.resource_checks import cores_for_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import up_to
@@ -57,12 +48,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What the parts of a run are made from.
-
-    Attributes:
-        closing: what to call when the run ends, however it ends, in reverse order.
-        progress: what the view shows.
-    """
+    """What the parts of a run are made from. closing: what to call when the run ends, however it ends, in reverse order."""
 
     config: TrainConfig
     spec: EnvSpec
@@ -72,21 +58,21 @@ class RunSetup:
     resumed: Resumed = field(default_factory=Resumed)
     user: factories.UserParts = field(default_factory=factories.UserParts)
     closing: list[Callable[[], None]] = field(default_factory=list)
-    progress: Progress = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def progress(self) -> Progress:
+        """What the view shows."""
         c, t = self.config, self.config.trainer
-        progress = Progress(
+        return Progress(
             max_opts=t.max_opts,
             max_env_steps=t.max_env_steps,
             max_time=t.max_time,
             warmup_period=t.warmup_period,
             ratio_target=t.opt_interval,
             replay_capacity=c.buffer.capacity,
-            n_actors=n_actors(c),
+            n_actors=resolve.n_actors(c),
             asynchronous=t.type == "async",
         )
-        object.__setattr__(self, "progress", progress)
 
     def should_stop(self) -> bool:
         """Whether to stop. Each wait at the start and at the end calls it, so that the view stays up to date."""
@@ -101,7 +87,7 @@ class RunSetup:
 
 def make_loop(setup: RunSetup) -> TrainingLoop:
     """Make the training loop and everything that it joins. Raises ResourceError, ActorLostError."""
-    c, spec, resumed = setup.config, setup.spec, setup.resumed
+    c, t, spec, resumed = setup.config, setup.config.trainer, setup.spec, setup.resumed
     recorders = _make_recorders(setup)
     shown = [setup.view] if isinstance(setup.view, PlainView) else []
     recorder = RecorderGroup([*recorders, *filter(None, [setup.user.recorder]), *shown])
@@ -114,15 +100,10 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
     buffer = factories.make_buffer(c, spec)
     evaluator = setup.user.evaluator or _make_evaluator(setup, agent, lambda: telemetry.evaluation_limit)
     setup.closing.append(evaluator.close)
-    limiter = RatioLimiter(
-        c.trainer.opt_interval,
-        c.trainer.warmup_period,
-        ratio_tolerance(c),
-        c.trainer.max_env_steps,
-        n_actors(c),
-        envs_per_actor(c),
-        envs_per_actor(c) if steps_as_one(c) else 1,
-    )
+    ratio = t.opt_interval, t.warmup_period, resolve.ratio_tolerance(c), t.max_env_steps
+    n_envs = resolve.envs_per_actor(c)
+    least = n_envs if resolve.steps_as_one(c) else 1
+    limiter = RatioLimiter(*ratio, resolve.n_actors(c), n_envs, least)
     telemetry = Telemetry(limiter, setup.progress, resumed.seconds, c.env.info_keys)
     _prepare_opt_steps(setup, agent, telemetry)
     parts = Components(
@@ -146,9 +127,9 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
         save_request=setup.stop.take_save_request,
         films=films,
     )
-    if c.trainer.lockstep:
-        return LockstepTrainer(c.trainer, parts)
-    return AsyncTrainer(c.trainer, parts) if c.trainer.type == "async" else SyncTrainer(c.trainer, parts)
+    if t.lockstep:
+        return LockstepTrainer(t, parts)
+    return AsyncTrainer(t, parts) if t.type == "async" else SyncTrainer(t, parts)
 
 
 def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> None:
@@ -164,7 +145,7 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
         return
     if not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
         return
-    total, how, compiler = counts(c).opt_steps, c.agent.compile, None
+    total, how, compiler = resolve.counts(c).opt_steps, c.agent.compile, None
 
     def compiling() -> None:
         progress = setup.progress
@@ -178,11 +159,11 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
 
     if how != "false":
         left = time_left if how == "auto" else None
-        waits = is_reproducible(c)
+        waits = resolve.is_reproducible(c)
         compiler = GraphCompiler(agent, c.agent, c.plugins, setup.spec, waits, stop, note, compiling, left)
         agent.compiling = compiler.poll
         setup.closing.append(compiler.close)
-    if may_switch(c) and (how == "auto" or c.threads is None):
+    if resolve.may_switch(c) and (how == "auto" or c.threads is None):
         numbers = (c.threads,) if c.threads else up_to(cpus())
         agent.compiling = OptStepForms(agent, numbers, compiler, how == "true", note, idle_s).prepare
 
@@ -205,20 +186,18 @@ def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
         seed_of = partial(seeding.episode_seed, c.seed, 0, 0)
         sampler = Sampler(env, agent, processor, seed_of, "actor 0")
         return InThreadSource(sampler, actors.n_envs, env.close)
-    source: ExperienceSource = factories.plugin_factory("actor_manager", c.actor_manager.type)(
-        actors, columns, n_actors(c), c.actor_manager, setup.should_stop, setup.files.crashed
-    )
-    return source
+    make_source = factories.plugin_factory("actor_manager", c.actor_manager.type)
+    args = actors, columns, resolve.n_actors(c), c.actor_manager, setup.should_stop, setup.files.crashed
+    return cast(ExperienceSource, make_source(*args))
 
 
 def _make_evaluator(setup: RunSetup, agent: Agent, by_training: Callable[[], int]) -> Evaluator:
     """The configured evaluator, in this thread or in its own process. by_training: where episodes are cut by default."""
     c, e = setup.config, setup.config.evaluator
     if (factory := factories.plugin_factory("evaluator", e.type)) is not None:
-        evaluator: Evaluator = factory(c, setup.spec)
-        return evaluator
+        return cast(Evaluator, factory(c, setup.spec))
     parts = _evaluator_spec(c)
-    limit = None if is_reproducible(c) or e.max_episode_steps is not None else by_training
+    limit = None if resolve.is_reproducible(c) or e.max_episode_steps is not None else by_training
     if e.type == "process":
         limits = c.actor_manager.heartbeat_timeout_s, c.actor_manager.restarts
         return ProcessEvaluator(parts, agent.model_info(), *limits, limit)
@@ -266,7 +245,7 @@ def _make_recorders(setup: RunSetup) -> list[Recorder]:
     if wanted.csv:
         recorders.append(CsvRecorder(folder / CSV_FILE, resumed.position("csv")))
     keep = resumed.position("jsonl") if wanted.jsonl else 0
-    for kind in (*trackers(wanted), *([] if wanted.type == "default" else [wanted.type])):
+    for kind in (*resolve.trackers(wanted), *([] if wanted.type == "default" else [wanted.type])):
         maker = partial(factories.remote_recorder, kind, config, folder, keep)
         recorders.append(RemoteRecorder(kind, maker, wanted.finish_s, setup.should_stop))
     return recorders

@@ -318,8 +318,6 @@ def log_to(path: Path, note: Callable[[str], None]) -> Iterator[None]:
 
 
 class _NoteHandler(logging.Handler):
-    """Passes warnings to a view."""
-
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._note = note

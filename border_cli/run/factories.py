@@ -8,22 +8,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
 from border_cli.actors.step_processor import RowProcessor
+from border_cli.config import resolve
 from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
-from border_cli.config.resolve import (
-    TRACKERS,
-    envs_per_actor,
-    lockstep_steps,
-    n_actors,
-    ratio_tolerance,
-    steps_as_one,
-    steps_natively,
-    streams,
-)
+from border_cli.config.resolve import envs_per_actor, n_actors, streams
 from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
@@ -55,9 +47,8 @@ class UserParts:
 def actor_spec(config: TrainConfig) -> ActorSpec:
     """What every actor process of this run is made of."""
     lockstep, actors = config.trainer.lockstep, config.actor_manager
-    rounds = Rounds(
-        n_actors(config), envs_per_actor(config), lockstep_steps(config), config.trainer.max_env_steps
-    )
+    steps, most = resolve.lockstep_steps(config), config.trainer.max_env_steps
+    rounds = Rounds(n_actors(config), envs_per_actor(config), steps, most)
     return ActorSpec(
         env=partial(actor_env, config=config, resumable=lockstep),
         policy=partial(actor_policy, config=config),
@@ -73,8 +64,8 @@ def actor_spec(config: TrainConfig) -> ActorSpec:
 def actor_credit(config: TrainConfig) -> int:
     """Env steps that one actor takes at most before the learner has inserted any of them."""
     if config.trainer.lockstep:
-        return lockstep_steps(config) * envs_per_actor(config)
-    tolerance = ratio_tolerance(config)
+        return resolve.lockstep_steps(config) * envs_per_actor(config)
+    tolerance = resolve.ratio_tolerance(config)
     return most_credit(config.trainer.opt_interval, tolerance, n_actors(config), envs_per_actor(config))
 
 
@@ -83,9 +74,9 @@ def actor_env(
 ) -> GymEnv:
     """The environments of one actor. tick: called after each · resumable: in the middle of an episode."""
     import_plugins(config.plugins)
-    kind = ReplayedEnv if resumable else VectorGroup if steps_as_one(config) else GymEnv
+    kind = ReplayedEnv if resumable else VectorGroup if resolve.steps_as_one(config) else GymEnv
     games = (NativeGame(config.env) for _ in range(actor_id.n_envs))
-    bases = games if steps_natively(config) else None
+    bases = games if resolve.steps_natively(config) else None
     return kind(config.env, actor_id.n_envs, f"actor {actor_id.actor}", tick=tick, bases=bases, quiet=True)
 
 
@@ -110,14 +101,8 @@ def simulator(config: TrainConfig) -> Any:
 
 def actor_policy(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
     """The policy of one actor."""
-    policy: ActingPolicy = agent_module(config).make_policy(
-        config.agent,
-        spec,
-        actor_id.seed,
-        actor=actor_id.actor,
-        n_actors=actor_id.n_actors,
-        incarnation=actor_id.incarnation,
-    )
+    ids = {"actor": actor_id.actor, "n_actors": actor_id.n_actors, "incarnation": actor_id.incarnation}
+    policy: ActingPolicy = agent_module(config).make_policy(config.agent, spec, actor_id.seed, **ids)
     policy.train()
     return policy
 
@@ -162,8 +147,7 @@ def evaluation_env(tick: Callable[[], None], config: TrainConfig) -> Any:
 
 def evaluation_policy(spec: EnvSpec, config: TrainConfig) -> ActingPolicy:
     """The policy of evaluations, on the CPU. Its random numbers are the same in every process."""
-    policy: ActingPolicy = agent_module(config).make_policy(config.agent, spec, config.seed)
-    return policy
+    return cast(ActingPolicy, agent_module(config).make_policy(config.agent, spec, config.seed))
 
 
 def agent_module(config: TrainConfig) -> Any:
@@ -174,8 +158,7 @@ def agent_module(config: TrainConfig) -> Any:
 
 def make_agent(config: TrainConfig, spec: EnvSpec) -> Agent:
     """The learner's agent."""
-    agent: Agent = agent_module(config).make_agent(config.agent, spec, config.seed, config.device)
-    return agent
+    return cast(Agent, agent_module(config).make_agent(config.agent, spec, config.seed, config.device))
 
 
 def capture_on_gpu(agent: Agent, config: TrainConfig) -> None:
@@ -210,10 +193,8 @@ def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
                 allowed="buffer=uniform or prioritized",
             )
         options["outcome"] = GoalOutcome(config.env, spec)
-    buffer: ReplayBuffer = module.make_buffer(
-        config.buffer, spec, config.seed, extra, returns, streams(config), **options, **_sequences(config)
-    )
-    return buffer
+    args = config.buffer, spec, config.seed, extra, returns, streams(config)
+    return cast(ReplayBuffer, module.make_buffer(*args, **options, **_sequences(config)))
 
 
 def _sequences(config: TrainConfig) -> dict[str, SequenceShape]:
@@ -272,7 +253,7 @@ def remote_recorder(kind: str, config: TrainConfig, folder: Path, keep: int) -> 
     from border_cli.recorders.trackers import RunInfo, make_tracker
 
     import_plugins(config.plugins)
-    if kind not in TRACKERS:
+    if kind not in resolve.TRACKERS:
         return plugin_factory("recorder", kind)(config, folder)
     group = folder.parent.name if (folder.parent / SWEEP_FILE).exists() else None
     values = dotted(to_plain(config))

@@ -81,9 +81,7 @@ def _latest_run() -> Path:
         return RUNS / latest.readlink() if latest.is_symlink() else latest
     runs = [file.parent for file in RUNS.glob(f"[0-9]*/*/{CONFIG_FILE}")]
     if not runs:
-        raise UsageError(
-            f"there is no run below {RUNS}/", allowed="the path of a run, or a border-train first"
-        )
+        raise UsageError(f"there is no run below {RUNS}/", allowed="the path of a run, or border-train first")
     return max(runs)
 
 
@@ -122,6 +120,5 @@ def _last(run_dir: Path) -> Located:
 
 
 def _no_run(path: Path, allowed: str = _ALLOWED) -> UsageError:
-    """The error for a path that is no run."""
     what = f"is not a run: it has neither {CONFIG_FILE} nor checkpoints" if path.exists() else "is not there"
     return UsageError(f"{path} {what}", allowed=allowed)

@@ -64,11 +64,8 @@ def with_saved_spec(saved: SavedModel, config: TrainConfig, probed: Probed) -> P
 
 def with_saved_range(saved: SavedModel, config: TrainConfig) -> TrainConfig:
     """The configuration with the saved range of returns and number of atoms where they are left open."""
-    range_ = {
-        name: saved.description.agent.get(name)
-        for name in ("v_min", "v_max", "atoms")
-        if hasattr(config.agent, name)
-    }
+    names = [name for name in ("v_min", "v_max", "atoms") if hasattr(config.agent, name)]
+    range_ = {name: saved.description.agent.get(name) for name in names}
     typed = {name: getattr(config.agent, name) for name in range_}
     if any(value is not None and value != range_[name] for name, value in typed.items()):
         _logger.warning(

@@ -14,14 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.checkpoints import store
-from border_cli.checkpoints.contents import (
-    ModelDescription,
-    SavedModel,
-    agent_files,
-    read_model,
-    read_training,
-)
+from border_cli.checkpoints import contents, store
 from border_cli.config import registry
 from border_cli.config.convert import to_config
 from border_cli.config.registry import AGENTS
@@ -131,9 +124,7 @@ class LoadedModel:
                 f'this model was trained with masks: give action_mask=info["{ACTION_MASK}"], or None where all is allowed'
             )
         if not self._mask_in_info and action_mask is not _NOT_GIVEN and action_mask is not None:
-            raise ValueError(
-                "action_mask: this model was trained without masks in the info of its environment"
-            )
+            raise ValueError("action_mask: this model was trained without masks in its environment's info")
         leaves = {leaf.name: leaf for leaf in self.spec.obs.leaves}
         if self._mask_in_info:
             obs = {"obs": obs, ACTION_MASK: action_mask}
@@ -222,7 +213,7 @@ def load(
     located = model_directory(None if path is None else Path(path), chosen)
     if located.note:
         _logger.warning("%s", located.note)
-    saved = read_model(located.path)
+    saved = contents.read_model(located.path)
     import_plugins(saved.description, plugins, trust)
     policy = make_policy(saved, seed)
     in_info = stored_config(saved.description).env.action_mask == "info"
@@ -254,9 +245,9 @@ def save_agent(
         CheckpointIOError: when the disk fails; what was there is unchanged.
     """
     path = Path(path).absolute()
-    model = ModelDescription(asdict(config), asdict(env or EnvConfig()), spec, tuple(plugins))
+    model = contents.ModelDescription(asdict(config), asdict(env or EnvConfig()), spec, tuple(plugins))
     info = agent.model_info()
-    store.write(path.parent, path.name, agent_files(model, info, agent.state()), info.version)
+    store.write(path.parent, path.name, contents.agent_files(model, info, agent.state()), info.version)
     return path
 
 
@@ -284,7 +275,7 @@ def load_agent(
     path = Path(path)
     is_single = (path / store.MANIFEST_FILE).exists()
     located = model_directory(path, None if is_single else "last")
-    saved, training = read_model(located.path), read_training(located.path)
+    saved, training = contents.read_model(located.path), contents.read_training(located.path)
     if training is None:
         raise UsageError(f"{located.path} has only a model", allowed="a checkpoint, or border_cli.load")
     model = saved.description
@@ -298,7 +289,7 @@ def load_agent(
     return agent
 
 
-def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
+def make_policy(saved: contents.SavedModel, seed: int) -> ActingPolicy:
     """The policy of a saved model, in eval mode. Raises UsageError where its parts do not fit."""
     config, spec = stored_config(saved.description).agent, saved.description.spec
     module = AGENTS[config.type].load()
@@ -312,14 +303,14 @@ def make_policy(saved: SavedModel, seed: int) -> ActingPolicy:
     return policy
 
 
-def import_plugins(model: ModelDescription, typed: Sequence[str], trusted: bool) -> None:
+def import_plugins(model: contents.ModelDescription, typed: Sequence[str], trusted: bool) -> None:
     """Import the installed and the typed plugins, and those that the model names. Raises UsageError for one not trusted."""
     check_code({"plugins": list(model.plugins)}, {"plugins": typed}, trusted)
     registry.import_installed_plugins()
     registry.import_plugins(dict.fromkeys([*typed, *model.plugins]))
 
 
-def stored_config(model: ModelDescription) -> TrainConfig:
+def stored_config(model: contents.ModelDescription) -> TrainConfig:
     """A configuration with the stored sections agent and env, checked against the schema. Raises UsageError."""
     try:
         return to_config({"agent": dict(model.agent), "env": dict(model.env)})

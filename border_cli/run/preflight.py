@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,17 +14,9 @@ from pathlib import Path
 from rich.console import Console
 
 from border_cli.checkpoints.contents import read_model
-from border_cli.config import resource_checks, throughput
+from border_cli.config import resolve, resource_checks, throughput
 from border_cli.config.convert import to_plain
 from border_cli.config.registry import import_path, import_paths
-from border_cli.config.resolve import (
-    making_s,
-    may_evaluate_beside,
-    resolve,
-    threads,
-    trackers,
-    with_env_facts,
-)
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ActorLostError, BorderError, ResourceError, UsageError, first_line
 from border_cli.core.format import size
@@ -31,14 +25,8 @@ from border_cli.display.output import write_line
 from border_cli.display.views import SILENCE_S, is_live
 from border_cli.envs.goals import GoalOutcome
 from border_cli.envs.try_env import Probed
-from border_cli.run import factories
+from border_cli.run import factories, initial_weights
 from border_cli.run.directory import RUNS, writing
-from border_cli.run.initial_weights import (
-    resolved_init_from,
-    weights_directory,
-    with_saved_range,
-    with_saved_spec,
-)
 from border_cli.runtime import forkserver, machine
 from border_cli.runtime.child import Child, ChildError
 from border_cli.runtime.stopping import Deadline, StopFlag
@@ -58,15 +46,11 @@ def preflight(
         folder: Where the run directory will be, or is.
         resuming: Whether the weights are those of a checkpoint in the folder, so `init_from` has no effect.
 
-    Returns:
-        The resolved configuration, the spaces of the environment, and for the banner why `auto` became what it is for
-        actors and environments.
-
-    Raises:
-        UsageError for what the user can correct, ResourceError where the machine is too small, Interrupted.
+    Returns the resolved configuration, the spaces of the environment, and for the banner why `auto` became what it is for
+    actors and environments. Raises UsageError, ResourceError where the machine is too small, Interrupted.
     """
     _check_machine(config, folder)
-    policies = config.trainer.type == "async" or may_evaluate_beside(config)  # in children
+    policies = config.trainer.type == "async" or resolve.may_evaluate_beside(config)  # in children
     forkserver.start_early(forkserver.PRELOAD if policies else forkserver.LIGHT_PRELOAD)
     # This imports torch while the forkserver does the same: the probe waits for that.
     agent_module = factories.agent_module(config)
@@ -76,19 +60,19 @@ def preflight(
     probed = _probe_simulator(config) if config.trainer.type == "device" else probe_env(config, stop)
     weights = None
     if config.init_from is not None and not resuming:
-        weights = weights_directory(config)
+        weights = initial_weights.weights_directory(config)
         saved = read_model(weights)
-        probed = with_saved_spec(saved, config, probed)
-        config = with_saved_range(saved, config)
+        probed = initial_weights.with_saved_spec(saved, config, probed)
+        config = initial_weights.with_saved_range(saved, config)
     spec = probed.spec
     agent_module.check_spec(config.agent, spec)
     if config.trainer.type == "device":
         _check_acts_on_tensors(config, spec)
     _check_effects(overrides, spec)
     _check_device(config)
-    torch.set_num_threads(threads(config))  # before the first tensor, which starts them
+    torch.set_num_threads(resolve.threads(config))  # before the first tensor, which starts them
     sizes = factories.sizes(config, spec)
-    config, measured, reason = with_env_facts(config, probed.action_mask, probed.categories), None, ""
+    config, measured, reason = resolve.with_env_facts(config, probed.action_mask, probed.categories), None, ""
     if config.buffer.her != "none" and probed.first is not None:
         GoalOutcome(config.env, spec).check(spec, probed.first)
     if envs := throughput.env_counts(config):  # a measurement may and can decide something
@@ -97,11 +81,12 @@ def preflight(
         measured = probes.measure(config, spec, envs, probes.AUTO_S, stop)
     if config.n_actors is None or config.actor_manager.envs_per_actor is None:
         config, reason = throughput.decide(config, measured, machine.cpus())
-    resolved = resolve(
+    model = config.init_from if weights is None else initial_weights.resolved_init_from(config, spec, weights)
+    resolved = resolve.resolve(
         config,
         replay_fits=sum(resource_checks.disk_need(config, sizes, True).values()) <= machine.free_disk(folder),
         screen=is_live(Console()),
-        init_from=config.init_from if weights is None else resolved_init_from(config, spec, weights),
+        init_from=model,
         cpus=machine.cpus(),
         replay_on_gpu=_replay_on_gpu(config, sizes.replay),
     )
@@ -115,8 +100,10 @@ def preflight(
 
 def _check_machine(config: TrainConfig, folder: Path) -> None:
     """Check the folder, and descriptors and processes for the actors that `auto` may choose if env steps do not wait."""
-    with writing(folder):
-        resource_checks.check_folder(folder)
+    with writing(folder), tempfile.TemporaryFile(dir=machine.existing(folder)) as file:
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
     largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
     resource_checks.check_descriptors(largest)
     resource_checks.check_tasks(largest)
@@ -127,7 +114,7 @@ def _check_imports(config: TrainConfig) -> None:
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):
             raise UsageError(f"{key}={path} is no class or function", allowed="module:name")
-    needed = [(f"recorder.{name}", name, name) for name in trackers(config.recorder)]
+    needed = [(f"recorder.{name}", name, name) for name in resolve.trackers(config.recorder)]
     if config.actor_manager.type == "ray":
         needed.append(("actor_manager=ray", "ray", "ray"))
     if config.evaluator.video_interval is not None:
@@ -172,18 +159,15 @@ def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
     try:
         args = (config.env, tuple(config.plugins), config.seed)
         child = Child("trial", factories.probe_env, args)
-        probed: Probed = child.answer(making_s(config), waiting)
+        probed: Probed = child.answer(resolve.making_s(config), waiting)
     except (TimeoutError, ChildError) as e:
         if isinstance(e, TimeoutError):
             raise UsageError(
-                f"env: making the environment took longer than {making_s(config):g} s",
+                f"env: making the environment took longer than {resolve.making_s(config):g} s",
                 allowed="a higher actor_manager.start_timeout_s",
             ) from e
         first, newline, said = str(e).partition("\n")
-        ours = {
-            "BorderError": BorderError,
-            "UsageError": UsageError,
-        }  # the first: a module that failed on import
+        ours = {"BorderError": BorderError, "UsageError": UsageError}  # the first: a module failed on import
         if e.error_type in ours:
             raise ours[e.error_type](str(e)) from e
         if e.error_type == "RuntimeError" and "bootstrapping phase" in str(e):

@@ -56,10 +56,7 @@ def measure(
 ) -> Measured:
     """The speeds of both sides with these numbers of environments, `seconds` for each.
 
-    Args:
-        compile: compile the opt step unless the cache has it; otherwise opt steps that the run will compile are
-            estimated.
-
+    compile: compile the opt step unless the cache has it; otherwise opt steps that the run will compile are estimated.
     Raises UsageError if the environment raises, Interrupted when asked to stop.
     """
     if config.trainer.type == "device":

@@ -10,24 +10,8 @@ from typing import Any
 
 from border_cli.agents.config import NetworkConfig
 from border_cli.checkpoints import store
-from border_cli.checkpoints.contents import (
-    BEST,
-    CHECKPOINTS,
-    REPLAY,
-    read_model,
-    read_run_state,
-    read_scores,
-)
-from border_cli.config.resolve import (
-    Change,
-    changes,
-    counts,
-    inherit,
-    is_reproducible,
-    keeps_the_bits,
-    reopen,
-    safe,
-)
+from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, read_model, read_run_state, read_scores
+from border_cli.config import resolve
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import (
     BorderError,
@@ -44,7 +28,7 @@ from border_cli.training.choose_best import Candidate
 DONE = "done"
 
 
-def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -> Resumed:
+def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[resolve.Change]) -> Resumed:
     """Read the newest checkpoint of a run that verifies. config: with the wanted changes.
 
     Raises NoValidCheckpointError where there are checkpoints and none verifies, UsageError where nothing is left to do.
@@ -68,17 +52,17 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[Change]) -
     except IncompatibleStateError as e:
         raise unfit(path, e) from e
     exact = summary.get("exact") is not False and state.replay is not None and whole
-    exact = exact and config.trainer.type != "device" and all(keeps_the_bits(change) for change in wanted)
+    exact = exact and config.trainer.type != "device" and all(change.keeps_the_bits for change in wanted)
     best = None
     with contextlib.suppress(store.InvalidCheckpointError):
-        if not is_reproducible(config):
+        if not resolve.is_reproducible(config):
             model, (score, regular) = read_model(run_dir / BEST).info, read_scores(run_dir / BEST)
             best = Candidate(model, regular or score)
     saved = summary.get("saved")
     seconds = saved.get("seconds") if isinstance(saved, dict) else None
     seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
     resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best)
-    _check_something_left(run_dir, config, resumed, summary)
+    _check_unfinished(run_dir, config, resumed, summary)
     return resumed
 
 
@@ -88,7 +72,7 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         return "from the beginning: there is no checkpoint yet"
     words = [f"{resumed.path.name}: {resumed.opt_steps:,} opt steps, {resumed.env_steps:,} env steps"]
     words += [str(change) for change in resumed.changes]
-    agent, total = config.agent, counts(config).opt_steps or math.inf
+    agent, total = config.agent, resolve.counts(config).opt_steps or math.inf
     if isinstance(agent, NetworkConfig) and (agent.lr_opt_steps or math.inf) < total:
         words.append(
             f"the learning rate is {agent.lr * agent.lr_final:g} from opt step {agent.lr_opt_steps:,} on: "
@@ -98,7 +82,7 @@ def describe(config: TrainConfig, resumed: Resumed) -> str:
         words.append("without its replay, so there is a warm-up first")
         if (config.trainer.max_env_steps or math.inf) - resumed.env_steps <= config.trainer.warmup_period:
             words.append("the warm-up takes all that is left of max_env_steps: nothing more is learned")
-    if is_reproducible(config) and not resumed.exact:
+    if resolve.is_reproducible(config) and not resumed.exact:
         words.append("the bits may not be those of an uninterrupted run")
     return "; ".join(words)
 
@@ -134,10 +118,11 @@ def newest_unfinished(root: Path, config: TrainConfig, trusted: bool) -> Path | 
         if read_or_empty(run_dir / SUMMARY_FILE).get("status") == DONE:
             continue
         try:
-            stored = reopen(read_config(run_dir))
+            stored = resolve.reopen(read_config(run_dir))
         except (BorderError, OSError):
             continue  # damaged, or of another version
-        if all(safe(stored, change) for change in changes(stored, reopen(inherit(config, stored)))):
+        wanted = resolve.changes(stored, resolve.reopen(resolve.inherit(config, stored)))
+        if all(resolve.safe(stored, change) for change in wanted):
             check_plain(run_dir, trusted)  # before the lock is written
             with locked(run_dir):
                 return run_dir
@@ -156,7 +141,7 @@ def _counts(loop: dict[str, Any]) -> tuple[int, int, bool]:
     return counts[0], counts[1], whole
 
 
-def _check_something_left(
+def _check_unfinished(
     run_dir: Path, config: TrainConfig, resumed: Resumed, summary: Mapping[str, Any]
 ) -> None:
     """Raise UsageError where the resumed run would end at once."""

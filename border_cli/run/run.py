@@ -59,8 +59,7 @@ def train(
         decided: why numbers that were `auto` became what they are, for the banner.
         view: shows the run, in the place of the console. None: banner, view and tables as `recorder.console` has them.
 
-    Raises:
-        BorderError: the run failed. Interrupted: it was asked to stop. Both are in summary.json.
+    Raises BorderError if the run failed, Interrupted if it was asked to stop; summary.json has both.
     """
     _prepare_process(config)
     with output() as out, _resource_errors():
@@ -70,10 +69,10 @@ def train(
         if resumed is None:
             files.start()
         with log_to(run_dir / "train.log", view.note), output_to(run_dir / OUTPUT_FILE):
-            _announce(config, spec, run_dir, launch, resumed, console if on_console else None, decided)
             setup = build.RunSetup(
                 config, spec, files, stop, view, resumed or Resumed(), user or factories.UserParts()
             )
+            _announce(setup, launch, resumed, console if on_console else None, decided)
             try:
                 loop = _run_loop(setup)
             except BaseException as error:
@@ -138,18 +137,12 @@ def _run_loop(setup: build.RunSetup) -> TrainingLoop:
 
 
 def _announce(
-    config: TrainConfig,
-    spec: EnvSpec,
-    run_dir: Path,
-    launch: Launch,
-    resumed: Resumed | None,
-    console: Console | None,
-    decided: str,
+    setup: build.RunSetup, launch: Launch, resumed: Resumed | None, console: Console | None, decided: str
 ) -> None:
     """Write the banner to the log and to a console, and to the log what is unusual about this machine."""
-    replay_bytes, source = factories.buffer_bytes(config, spec), ""
-    if resumed is not None:
-        source = describe(config, resumed)
+    config, spec, run_dir = setup.config, setup.spec, setup.files.run_dir
+    source = "" if resumed is None else describe(config, resumed)
+    replay_bytes = factories.buffer_bytes(config, spec)
     lines = banner(config, launch.typed, replay_bytes, shown(run_dir), source, decided)
     _log.info("%s", "\n".join([*map(named_line, lines), *factories.described_inputs(config, spec)]))
     if spec.left_out:

@@ -139,16 +139,11 @@ def _git(*words: str) -> str | None:
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run continues from.
+    """What a run continues from, and what changes in its configuration.
 
-    Attributes:
-        path: the checkpoint; None where there is none yet, and the run starts over in the same directory.
-        state: the state in it.
-        opt_steps, env_steps: counts then.
-        seconds: duration of the run until then, as far as it is known.
-        changes: of the configuration.
-        exact: whether a reproducible run gives the bits of an uninterrupted one.
-        best: the model of best/, which may be newer than the checkpoint; None for a reproducible run.
+    path: the checkpoint; None where there is none yet, and the run starts over in the same directory · seconds: duration
+    of the run until then, as far as it is known · exact: whether a reproducible run gives the bits of an uninterrupted
+    one · best: the model of best/, which may be newer than the checkpoint; None for a reproducible run.
     """
 
     path: Path | None = None
@@ -223,9 +218,8 @@ class RunFiles:
         self._write(result)
         for line in filter(None, (result.bound, result.expected)):
             _log.info("%s", line)
-        _log.info(
-            "ended by %s: %d opt steps, %d env steps", result.ended_by, result.opt_steps, result.env_steps
-        )
+        counts = result.opt_steps, result.env_steps
+        _log.info("ended by %s: %d opt steps, %d env steps", result.ended_by, *counts)
         return result
 
     def failed(self, error: BaseException) -> None:
@@ -304,13 +298,8 @@ class RunFiles:
             return RunResult(ended_by, code, error)
         parts, best = loop.parts, loop.eval_manager.best
         limiter, telemetry = parts.limiter, parts.telemetry
-        actors_blocked, learner_blocked = telemetry.blocked
-        whole = replace(
-            telemetry.progress,
-            phase="training",
-            actors_blocked=actors_blocked,
-            learner_blocked=learner_blocked,
-        )
+        actors, learner = telemetry.blocked
+        whole = replace(telemetry.progress, phase="training", actors_blocked=actors, learner_blocked=learner)
         return RunResult(
             ended_by,
             code,
@@ -325,14 +314,12 @@ class RunFiles:
             seconds=telemetry.seconds,
             samples_per_opt_step=limiter.ratio,
             actors=tuple(loop.actors),
-            actors_blocked=actors_blocked,
-            learner_blocked=learner_blocked,
+            actors_blocked=actors,
+            learner_blocked=learner,
             bound=advice(whole, resource_checks.cores_for_actors(self._config)),
             expected=_expected(self._config, None if best is None else best.mean, limiter.env_steps),
             exact=self._exact(),
-            dropped={
-                recorder.name: recorder.dropped for recorder in parts.lossy_recorders if recorder.dropped
-            },
+            dropped={r.name: r.dropped for r in parts.lossy_recorders if r.dropped},
         )
 
 

@@ -65,12 +65,8 @@ class Child:
             ends it until it handles that.
         environment: variables that differ from those of this process.
 
-    Attributes:
-        outcome: what it has returned, or how it failed, once that has arrived.
-        start_error: why the system did not start it.
-
-    Raises:
-        ResourceError: there is no memory or descriptor.
+    outcome: what it has returned, or how it failed, once that has arrived · start_error: why the system did not start it.
+    Raises ResourceError if there is no memory or descriptor.
     """
 
     def __init__(
@@ -89,16 +85,11 @@ class Child:
         self._pid: int | None = None
         self._ended: Ended | None = None
         self._pieces: list[bytes] = []
+        output = None if _output is None else str(_output)
         fixed = {} if trains else forkserver.CHILD_ENVIRONMENT
-        setup = Setup(
-            name,
-            None if _output is None else str(_output),
-            os.environ | fixed | dict(environment or {}),
-            logging.getLogger().getEffectiveLevel(),
-            nice,
-            trains,
-            forkserver.preparation(name.replace(" ", "-")),
-        )
+        variables = os.environ | fixed | dict(environment or {})
+        level, prepared = logging.getLogger().level, forkserver.preparation(name.replace(" ", "-"))
+        setup = Setup(name, output, variables, level, nice, trains, prepared)
         self._pipe, theirs = forkserver.connected(name)
         with contextlib.closing(theirs), contextlib.ExitStack() as undo:
             undo.callback(self._pipe.close)

@@ -110,7 +110,6 @@ class _Server:
         self._watch(client.fileno(), lambda: self._serve(client))
 
     def _serve(self, client: socket.socket) -> None:
-        """Take one request."""
         try:
             request, descriptors, *_ = socket.recv_fds(client, 1, 250)
         except BlockingIOError:
@@ -262,10 +261,8 @@ class _Server:
             while running.printed >= 0 and self._copy(running):
                 pass
             if running.file is not None and running.left_out:
-                last = (
-                    f"\n==> {running.name}: {running.left_out} bytes left out, which end with <==\n".encode()
-                )
-                _append(running.file, last + running.tail + b"\n")
+                head = f"\n==> {running.name}: {running.left_out} bytes left out, which end with <==\n"
+                _append(running.file, head.encode() + running.tail + b"\n")
             self._close_printed(running)
             _tell(running.status, Ended(running.code, running.tail.decode("utf-8", "replace")))
             with contextlib.suppress(KeyError, ValueError):  # the client has closed its end

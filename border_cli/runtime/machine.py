@@ -38,10 +38,8 @@ def free_tasks() -> int | None:
     limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
     if limit != resource.RLIM_INFINITY and user != 0:
         every = psutil.process_iter(["uids", "num_threads"])
-        threads = (
-            p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == user
-        )
-        left.append(limit - sum(threads))
+        mine = (p.info for p in every if p.info["uids"] and p.info["uids"].real == user)
+        left.append(limit - sum(info["num_threads"] or 0 for info in mine))
     for group in _cgroups("pids"):
         most, now = _number(group / "pids.max"), _number(group / "pids.current")
         if most is not None and now is not None:

@@ -80,16 +80,10 @@ class Cluster:
 
     def capacity(self, need: Mapping[str, float]) -> int:
         """How many times these resources ("CPU", "GPU", …) fit into the nodes, if nothing else used them."""
-        return sum(
-            min(
-                # 1 // 0.1 is 9
-                math.floor(node["Resources"].get(name, 0) / amount + 1e-9)
-                for name, amount in need.items()
-                if amount
-            )
-            for node in self.ray.nodes()
-            if node["Alive"]
-        )
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        amounts = [(name, amount) for name, amount in need.items() if amount]
+        times = (min(node.get(name, 0) / amount for name, amount in amounts) for node in nodes)
+        return sum(math.floor(n + 1e-9) for n in times)  # 1 // 0.1 is 9
 
     def close(self) -> None:
         """Disconnect; a cluster of this command's own ends."""

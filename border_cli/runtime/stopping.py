@@ -130,7 +130,6 @@ class Backoff:
         self._last_s = last_s
 
     def sleep(self) -> None:
-        """Sleep once; the next time twice as long."""
         sleep(self._next_s)
         self._next_s = min(2 * self._next_s, self._last_s)
 

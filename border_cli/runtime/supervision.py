@@ -82,12 +82,9 @@ class Condition(enum.Enum):
 class Limits:
     """When a process counts as hanging, and how often it is started again.
 
-    Args:
-        start_timeout_s: time without a heartbeat before it is ready.
-        heartbeat_timeout_s: the same once it is ready.
-        stop_timeout_s: time to exit after it failed or was asked to stop.
-        restarts: allowed within restart_window_s.
-        restart_delay_s: before the first restart, doubled for each further one.
+    start_timeout_s: time without a heartbeat before it is ready · heartbeat_timeout_s: the same once it is ready ·
+    stop_timeout_s: time to exit after it failed or was asked to stop · restarts: allowed within restart_window_s ·
+    restart_delay_s: before the first restart, doubled for each further one.
     """
 
     start_timeout_s: float
@@ -131,9 +128,8 @@ class SupervisedProcess(ABC):
         self._monitor = HeartbeatMonitor()
         self._child: Child | None = None
         self._failed: Failed | None = None
-        self._failed_at: tuple[
-            Any, ...
-        ] = ()  # exception and step of the episode in which the last process failed
+        # exception and step of the episode in which the last process failed
+        self._failed_at: tuple[Any, ...] = ()
         self._killed = False
         self._context: dict[str, Any] = {}  # what an exception that the process reports also says
         self._cause: ActorLostError | None = None
@@ -166,7 +162,6 @@ class SupervisedProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Process id, None while there is no process."""
         return None if self._child is None else self._child.pid
 
     @property
@@ -186,7 +181,6 @@ class SupervisedProcess(ABC):
         self.condition = Condition.STARTING
 
     def send(self, message: object) -> None:
-        """Send a short message to the process, if there is one."""
         if self._child is not None:
             self._child.send(message)
 

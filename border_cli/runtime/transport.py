@@ -327,14 +327,8 @@ class ModelChannel:
         words | newest |                       the number of the last complete publication, from 1
         slot  | before | after, version | the arrays, one after the other: of an agent's model one flat float32 vector
 
-    Args:
-        slots: how many publications are kept.
-        published: number of the last publication before the first one of this channel.
-
-    Raises:
-        ResourceError: if there is no memory.
-
-    `seen` is the number of the publication that this reader has.
+    slots: how many publications are kept · published: number of the last one before the first of this channel · seen:
+    number of the publication that this reader has. Raises ResourceError if there is no memory.
     """
 
     def __init__(

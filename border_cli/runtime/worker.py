@@ -45,14 +45,9 @@ _ERROR_CHARACTERS = 1_000
 class Setup:
     """How a child is started.
 
-    Args:
-        name: of the process.
-        output: file that takes what the child prints; None: only its end is kept, for messages.
-        environment: variables of the child.
-        level: of what it logs.
-        nice: by how much its priority is lower than the client's.
-        trains: it is a job, which starts children itself and handles the signals that stop a run.
-        preparation: what `multiprocessing.spawn.prepare` needs: the main module, sys.path and the current folder.
+    output: file that takes what the child prints; None: only its end is kept, for messages · level: of what it logs ·
+    nice: by how much its priority is lower than the client's · trains: it is a job, which starts children itself and
+    handles the signals that stop a run · preparation: what `multiprocessing.spawn.prepare` needs.
     """
 
     name: str
@@ -85,12 +80,8 @@ class Returned:
 class Failed:
     """The child exits because of an exception.
 
-    Args:
-        error: one line, with the name of the child.
-        error_type, message: of the exception.
-        traceback: the child's own.
-        context: where it happened, as JSON values.
-        incompatible: the child was given a saved state that does not fit.
+    error: one line, with the name of the child · error_type, message: of the exception · context: where it happened, as
+    JSON values · incompatible: the child was given a saved state that does not fit.
     """
 
     error: str

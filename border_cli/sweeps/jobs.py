@@ -27,12 +27,9 @@ STATES = (WAITING, RUNNING, DONE, STOPPED, FAILED)
 class Job:
     """One run of a sweep.
 
-    Attributes:
-        overrides: those of the command with the values of this job, without those that do not change what it learns.
-        run_dir: its run directory, which may not exist yet.
-        exit_code: of its last process; None before one has ended.
-        error: what a failed job said, one line.
-        summary: the run's summary.json, empty where there is none.
+    overrides: those of the command with the values of this job, without those that do not change what it learns · run_dir:
+    which may not exist yet · exit_code: of its last process; None before one has ended · error: what a failed job said, one
+    line · summary: the run's summary.json, empty where there is none.
     """
 
     number: int
@@ -66,12 +63,10 @@ class Job:
 
     @property
     def best(self) -> float | None:
-        """Score of the best model."""
         return mean_score(self.summary, "best_score")
 
     @property
     def last(self) -> float | None:
-        """Score of the last model that was evaluated."""
         return mean_score(self.summary, "last_score")
 
     @property
@@ -130,17 +125,11 @@ class Sweep:
                 lines.pop()
             head, *entries = [json.loads(line) for line in lines]
             saved = {int(entry["number"]): entry for entry in entries}
-            jobs = [
-                Job(
-                    number,
-                    tuple(map(str, entry["overrides"])),
-                    folder / str(entry["run"]),
-                    state=str(entry["state"]),
-                    exit_code=entry["exit_code"],
-                    error=entry["error"] or "",
-                )
-                for number, entry in sorted(saved.items())
-            ]
+            jobs = []
+            for number, entry in sorted(saved.items()):
+                overrides, run_dir = tuple(map(str, entry["overrides"])), folder / str(entry["run"])
+                end = str(entry["state"]), entry["exit_code"], entry["error"] or ""
+                jobs.append(Job(number, overrides, run_dir, *end))
             argv = [str(word) for word in head["argv"]]
             return cls(folder, argv, str(head["sweep_id"]), jobs, sum(map(len, lines)), saved)
         except (OSError, ValueError, KeyError, TypeError) as e:
@@ -192,11 +181,8 @@ _NOT_OF_JOBS = ("sweep.", "recorder.console=", "debug=", "hydra.sweep.dir=")
 
 def job_argv(argv: Iterable[str]) -> list[str]:
     """The arguments that determine the jobs of a sweep. A command with the same ones continues it."""
-    return [
-        word
-        for word in argv
-        if word not in ("-m", "--multirun") and not word.lstrip("+").startswith(_NOT_OF_JOBS)
-    ]
+    words = (word for word in argv if word not in ("-m", "--multirun"))
+    return [word for word in words if not word.lstrip("+").startswith(_NOT_OF_JOBS)]
 
 
 def newest_sweep(argv: Sequence[str]) -> Path | None:

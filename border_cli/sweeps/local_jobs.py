@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from border_cli.config import registry, resource_checks, throughput
 from border_cli.config.resolve import envs_per_actor, n_actors, threads
@@ -26,10 +26,7 @@ from border_cli.runtime.stopping import StopFlag
 from border_cli.runtime.worker import Failed, Reporter, Returned
 
 _PRELOAD = (
-    *PRELOAD,
-    "border_cli.cli.start",
-    "border_cli.run.preflight",
-    "border_cli.run.run",
+    *(*PRELOAD, "border_cli.cli.start", "border_cli.run.preflight", "border_cli.run.run"),
     "tensorboard.compat.proto.event_pb2",
 )
 """Imported once for all jobs of a sweep."""
@@ -99,13 +96,8 @@ Task = Callable[[JobView, Path], JobEnd]
 class JobProcess(Child):
     """A process that runs a task. Raises ResourceError or OSError where it cannot be started.
 
-    Args:
-        run_dir: created if necessary; what the process prints is written there.
-        cpus: CPUs that the run is to use.
-        gpu: name of the only GPU that the run sees; None for all.
-
-    Attributes:
-        latest: its progress, None at first.
+    run_dir: created if necessary; what the process prints is written there · cpus: that the run is to use · gpu: name of
+    the only GPU that the run sees; None for all · latest: its progress, None at first.
     """
 
     def __init__(self, task: Task, run_dir: Path, cpus: int, gpu: str | None = None) -> None:
@@ -133,8 +125,7 @@ class JobProcess(Child):
             return JobEnd(ExitCode.RESOURCES, f"error: {self.start_error}")
         self.update()
         if isinstance(self.outcome, Returned):
-            end: JobEnd = self.outcome.value
-            return end
+            return cast(JobEnd, self.outcome.value)
         if isinstance(self.outcome, Failed):
             return JobEnd(ExitCode.DEFECT, f"{self.outcome.traceback}\nerror: {self.outcome.error}")
         printed = f"{self._output} has what it printed"
@@ -142,7 +133,6 @@ class JobProcess(Child):
 
 
 def _run_job(reporter: Reporter, task: Task, run_dir: Path, cpus: int) -> JobEnd:
-    """What the process runs."""
     machine.limit_cpus(cpus)
     return task(JobView(reporter), run_dir)
 
@@ -164,12 +154,10 @@ class LocalExecutor:
 
     @property
     def cpus(self) -> int:
-        """CPUs that each job is to use."""
         return max(1, machine.cpus() // self.count)
 
     @property
     def description(self) -> str:
-        """For the user, one line."""
         why = f": {self.reason}" if self.reason else ""
         return f"{counted(self.count, 'job')} at a time, with {counted(self.cpus, 'CPU')} each{why}"
 

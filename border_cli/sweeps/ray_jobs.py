@@ -42,13 +42,11 @@ class RaySettings:
 
     @property
     def need(self) -> dict[str, float]:
-        """What one job takes of a node."""
         every = {"CPU": self.cpus_per_job, "GPU": self.gpus_per_job} | (self.resources or {})
         return {name: amount for name, amount in every.items() if amount}
 
     @property
     def cpus(self) -> int:
-        """CPUs that one job uses."""
         return max(1, math.ceil(self.need.get("CPU", 0)))
 
     def check_device(self, device: str) -> None:
@@ -129,14 +127,13 @@ class RayJob:
 
     def update(self) -> None:
         """Take the answer of the host, if it has come, and call it again."""
+        errors = self.ray.exceptions
         while self.job_end is None and self.ray.wait([self.awaited], timeout=0)[0]:
             try:
                 status = self.ray.get(self.awaited)
-            except self.ray.exceptions.RayError as e:
+            except errors.RayError as e:
                 # The host has raised, or a node lacks a module that the job needs. Everything else is a loss.
-                raised = isinstance(e, self.ray.exceptions.RayTaskError) or getattr(
-                    e, "actor_init_failed", False
-                )
+                raised = isinstance(e, errors.RayTaskError) or getattr(e, "actor_init_failed", False)
                 self.job_end = JobEnd(ExitCode.DEFECT, f"error: {brief(e)}", node_lost=not raised)
                 return
             self._is_placed = True
@@ -152,7 +149,6 @@ class RayJob:
             self.job_end = JobEnd(128 + int(number))
 
     def end(self) -> None:
-        """Kill the job if it still runs."""
         with contextlib.suppress(self.ray.exceptions.RayError):  # it may be gone, or its node
             self.ray.kill(self.host, no_restart=True)
 
@@ -160,9 +156,7 @@ class RayJob:
 class RayExecutor:
     """Places for jobs on a cluster. Raises UsageError where none is reachable.
 
-    Args:
-        limit: jobs at a time at most; None: as many as the nodes have room for, which may come and go.
-        folder, sweep_id: of the sweep.
+    limit: jobs at a time at most; None: as many as the nodes have room for, which may come and go.
     """
 
     def __init__(self, settings: RaySettings, limit: int | None, folder: Path, sweep_id: str) -> None:
@@ -180,7 +174,6 @@ class RayExecutor:
 
     @property
     def description(self) -> str:
-        """For the user, one line."""
         need = " ".join(f"{name}={amount:g}" for name, amount in self._settings.need.items())
         nodes = counted(sum(bool(node["Alive"]) for node in self._ray.nodes()), "node")
         capacity = self._cluster.capacity(self._settings.need)

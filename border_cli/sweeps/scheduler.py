@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from border_cli.core.errors import ExitCode, ResourceError
 from border_cli.core.progress import JobProgress
@@ -18,9 +18,7 @@ from border_cli.display.output import write_line
 from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.jobs import DONE, FAILED, RUNNING, STOPPED, WAITING, Job, Sweep
 from border_cli.sweeps.local_jobs import JobEnd, JobProcess, LocalExecutor, Task
-
-if TYPE_CHECKING:
-    from border_cli.sweeps.ray_jobs import RayExecutor, RayJob
+from border_cli.sweeps.ray_jobs import RayExecutor, RayJob
 
 _POLL_S = 0.25
 _LOSSES = 3
@@ -75,21 +73,18 @@ class JobQueue:
         """The process of a job has ended; its state says how."""
 
 
-RunningJob: TypeAlias = "JobProcess | RayJob"
-Executor: TypeAlias = "LocalExecutor | RayExecutor"
+RunningJob: TypeAlias = JobProcess | RayJob
+Executor: TypeAlias = LocalExecutor | RayExecutor
 
 
 @dataclass
 class _Slot:
-    """What occupies a slot."""
-
     job: Job
     process: RunningJob
     began: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Since the job was started."""
         return time.monotonic() - self.began
 
     def stop(self) -> None:
@@ -99,56 +94,46 @@ class _Slot:
             self.job.state = STOPPED
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Runs jobs of a sweep in the slots of an executor.
 
     If a job runs out of memory or processes beside others, the number of slots is reduced to the number still running, and
     the job starts again when one of these has ended. A job whose node is lost starts again, or resumes from what its run
-    directory holds.
-
-    Args:
-        task_of: what a job's process is to do.
+    directory holds. task_of: what a job's process is to do.
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        executor: Executor,
-        task_of: Callable[[Job], Task],
-        view: SweepView,
-        stop: StopFlag,
-    ) -> None:
-        self._sweep = sweep
-        self._executor = executor
-        self._limit = math.inf
-        self._task_of = task_of
-        self._view = view
-        self._stop = stop
-        self._running: list[_Slot] = []
-        self._again: list[Job] = []  # to be started before those of the source
-        self._losses: Counter[int] = Counter()
-        self._durations: list[float] = []  # of the jobs that this launch has done, from their start [s]
+    sweep: Sweep
+    executor: Executor
+    task_of: Callable[[Job], Task]
+    view: SweepView
+    stop: StopFlag
+    _limit: float = math.inf
+    _running: list[_Slot] = field(default_factory=list)
+    _again: list[Job] = field(default_factory=list)  # to be started before those of the source
+    _losses: Counter[int] = field(default_factory=Counter)
+    _durations: list[float] = field(default_factory=list)  # of the jobs that are done, from their start [s]
 
     def run(self, source: JobQueue) -> None:
         """Run the jobs of a source until it has no more, or until asked to stop."""
         try:
             while True:
-                if self._stop():
+                if self.stop():
                     for slot in self._running:
                         slot.stop()
                 else:
                     self._fill_slots(source)
                 if not self._running:
                     return
-                if self._stop.take_save_request():
+                if self.stop.take_save_request():
                     for slot in self._running:
                         slot.process.signal(signal.SIGUSR1)
-                self._executor.wait(self._processes, _POLL_S)
+                self.executor.wait(self._processes, _POLL_S)
                 for slot in list(self._running):
                     self._update(slot, source)
                 latest = {slot.job.number: slot.process.latest for slot in self._running}
-                rows = [(job, latest.get(job.number) or job.progress) for job in self._sweep.jobs]
-                self._view.show(rows, self._eta_s(len(self._again) + source.left), source.stage)
+                rows = [(job, latest.get(job.number) or job.progress) for job in self.sweep.jobs]
+                self.view.show(rows, self._eta_s(len(self._again) + source.left), source.stage)
         except Exception:
             self._stop_all()  # what the jobs have learned is kept, for instance on a full disk
             raise
@@ -161,7 +146,7 @@ class Scheduler:
         for slot in self._running:
             slot.stop()
         while waiting := [process for process in self._processes if process.job_end is None]:
-            self._executor.wait(waiting, _POLL_S)
+            self.executor.wait(waiting, _POLL_S)
             for process in waiting:
                 process.update()
 
@@ -171,7 +156,7 @@ class Scheduler:
             if job is None:
                 return
             try:
-                process = self._executor.start(self._task_of(job), job.run_dir, self._processes)
+                process = self.executor.start(self.task_of(job), job.run_dir, self._processes)
             except (OSError, ResourceError) as e:
                 self._end(job, JobEnd(ExitCode.RESOURCES, f"error: it could not be started: {e}"), source)
             else:
@@ -192,7 +177,7 @@ class Scheduler:
     def _end(self, job: Job, end: JobEnd, source: JobQueue) -> str:
         """Put a job back if its node was lost or it had no room; otherwise note how it ended. Returns its state."""
         when, code = "", end.code
-        if not self._stop():
+        if not self.stop():
             if end.node_lost and self._losses[job.number] < _LOSSES:
                 self._losses[job.number] += 1
                 when = "as soon as there is room"
@@ -200,15 +185,15 @@ class Scheduler:
                 self._limit = len(self._running)
                 when = f"later, with {self._limit} at once"
         if when:
-            self._view.note(f"job {job.number} will run again {when}: {end.cause}")
+            self.view.note(f"job {job.number} will run again {when}: {end.cause}")
             self._again.append(job)
             self._change(job, WAITING)
             return job.state
-        if code == ExitCode.SIGTERM and self._stop.code is not None:  # passed on as SIGTERM
-            code = int(self._stop.code)
+        if code == ExitCode.SIGTERM and self.stop.code is not None:  # passed on as SIGTERM
+            code = int(self.stop.code)
         job.end(code, end.cause)
         if job.state == FAILED:
-            self._view.note(f"{self._sweep.title(job)}: {end.error}")
+            self.view.note(f"{self.sweep.title(job)}: {end.error}")
         self._change(job, job.state)
         source.ended(job)
         return job.state
@@ -217,8 +202,8 @@ class Scheduler:
         """Write and show the job's state. On a full disk jobs continue: the end of the sweep writes what is missing."""
         job.state = state
         with contextlib.suppress(OSError):
-            self._sweep.save(job)
-        self._view.changed(job)
+            self.sweep.save(job)
+        self.view.changed(job)
 
     def _eta_s(self, n_waiting: int) -> float | None:
         """Seconds until all jobs have ended; None while unknown. A job without an ETA is taken to be an average one."""
@@ -237,4 +222,4 @@ class Scheduler:
 
     @property
     def _count(self) -> int:
-        return int(min(self._executor.count, self._limit))
+        return int(min(self.executor.count, self._limit))

@@ -18,9 +18,6 @@ from border_cli.core.errors import UsageError
 
 STUDY_FILE = "study.log"
 _STUDY_NAME = "border-cli"
-SAMPLERS = ("tpe", "gp", "cmaes", "random")
-PRUNERS = ("median", "none")
-OBJECTIVES = ("best", "last", "area")
 _STARTUP = 5
 """Trials that end before the median prunes any."""
 
@@ -30,10 +27,12 @@ class TuningSettings:
     """The keys of `hydra.sweeper`."""
 
     n_trials: int = option(40, "configurations to try", ge=1)
-    sampler: str = option("tpe", "what draws the values of a trial", choices=SAMPLERS)
-    pruner: str = option("median", "what stops bad trials", choices=PRUNERS)
+    sampler: str = option("tpe", "what draws the values of a trial", choices=("tpe", "gp", "cmaes", "random"))
+    pruner: str = option("median", "what stops bad trials", choices=("median", "none"))
     seeds: int = option(1, "runs of each trial, with seeds from `seed` of the run on", ge=1)
-    objective: str = option("best", "which score is maximised, see `objective`", choices=OBJECTIVES)
+    objective: str = option(
+        "best", "which score is maximised, see `objective`", choices=("best", "last", "area")
+    )
     top: int = option(3, "trials that are confirmed at the end, on fresh seeds", ge=0)
     top_seeds: int = option(5, "runs of each of them", ge=1)
     seed: int = option(0, "of the sampler", ge=0)

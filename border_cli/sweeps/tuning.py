@@ -47,11 +47,9 @@ MakeJob = Callable[[Mapping[str, str], int], Job]
 class Trial:
     """One configuration.
 
-    Attributes:
-        number: in Optuna's study, where draws that repeat an earlier trial have numbers, too.
-        params: value of each tuned key, as it is typed.
-        jobs: its runs. confirming: its runs on fresh seeds.
-        score: mean over its runs, once all have ended. fresh: scores of those runs on fresh seeds that are done.
+    number: in Optuna's study, where draws that repeat an earlier trial have numbers, too · params: value of each tuned key,
+    as it is typed · jobs: its runs · confirming: those on fresh seeds · score: mean over its runs, once all have ended ·
+    fresh: scores of those runs on fresh seeds that are done.
     """
 
     number: int
@@ -66,12 +64,8 @@ class Trial:
 class Tuner(JobQueue):
     """The jobs of a tuning: a new one in this folder, or that of earlier launches.
 
-    Args:
-        space: Optuna's distribution of each key.
-        prunes_from: the opt step from which on trials may be pruned.
-
-    Raises:
-        UsageError: the earlier launches have searched another space.
+    space: Optuna's distribution of each key · prunes_from: the opt step from which on trials may be pruned.
+    Raises UsageError if the earlier launches have searched another space.
     """
 
     def __init__(
@@ -188,7 +182,6 @@ class Tuner(JobQueue):
             self.study.sampler = sampler
 
     def _typed(self, params: Mapping[str, Any]) -> dict[str, str]:
-        """The values of a trial as they are typed."""
         return {key: value_text(params[key], self._space[key]) for key in self._space if key in params}
 
     def _begin(self, trial: Trial) -> None:
