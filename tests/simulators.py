@@ -65,6 +65,18 @@ class CartPole:
         return state
 
 
+class Several(CartPole):
+    """Two actions, of which the first one pushes. seen: the last actions."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.single_action_space = spaces.MultiDiscrete([2, 3], start=[5, -1])
+
+    def step(self, action: Tensor) -> Result:
+        self.seen = action
+        return super().step(action[:, 0] - 5)
+
+
 class TwoGroups(CartPole):
     """Observations in two groups; that of the critic has one number more."""
 

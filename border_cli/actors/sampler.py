@@ -193,7 +193,7 @@ class InThreadSource:
     def collect(self) -> list[Chunk]:
         """The rows of one env step in each environment; nothing without credit, or after `stop`."""
         k = 0 if self._stat.state == "done" else min(self._n_envs, self._credit - self._stat.env_steps)
-        if k <= 0:
+        if k < max(1, self._sampler.least_credit):
             return []
         taken = self._sampler.step(self._sampler.next_envs(k), self._global_env_steps)
         items = self._sampler.processor.take()

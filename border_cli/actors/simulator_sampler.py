@@ -61,37 +61,38 @@ class SimulatorSampler:
     def state(self) -> State:
         return State({}, {"incarnation": self.incarnation})
 
+    @property
+    def least_credit(self) -> int:
+        """Credit that a step needs [env steps]."""
+        return int(self._simulator.n_envs)
+
     def next_envs(self, k: int) -> range:
-        """The first k environments."""
+        """All environments."""
         return range(k)
 
     def step(self, env_ix: Sequence[int], env_steps: int) -> int:
-        """One env step in all environments; those that are not among `env_ix`, at the end of a budget, give no rows.
-
-        Exploration schedules follow env_steps, the global count. Returns how many count.
-        """
+        """One env step in all environments. Exploration schedules follow env_steps, the global count. Returns how many."""
         if self._simulator.resets != self._resets:  # by an evaluation
             self.begin(self.incarnation + 1)
-        step, k = self._simulator.step(self._policy.act(self._simulator.obs, env_steps)), len(env_ix)
-        ended = np.flatnonzero(step.over[:k])
-        env = np.concatenate([np.arange(k), ended])
-        rows = self._rows = empty_items(self._columns, len(env))
-        rows["env"][:] = env
-        rows["step"][:k] = stored_step(self._length[:k])
-        self._length[:k] += 1
-        self._return[:k] += step.reward[:k]
-        rows["reward"][:k], rows["terminated"][:k] = step.reward[:k], step.terminated[:k]
-        rows["final"][k:], rows["step"][k:] = True, stored_step(self._length[ended])
-        rows["episode_return"][k:], rows["episode_length"][k:] = self._return[ended], self._length[ended]
+        step, n = self._simulator.step(self._policy.act(self._simulator.obs, env_steps)), len(env_ix)
+        ended = np.flatnonzero(step.over)
+        rows = self._rows = empty_items(self._columns, n + len(ended))
+        rows["env"][:n], rows["env"][n:] = env_ix, ended
+        rows["step"][:n] = stored_step(self._length)
+        self._length += 1
+        self._return += step.reward
+        rows["reward"][:n], rows["terminated"][:n] = step.reward, step.terminated
+        rows["final"][n:], rows["step"][n:] = True, stored_step(self._length[ended])
+        rows["episode_return"][n:], rows["episode_length"][n:] = self._return[ended], self._length[ended]
         self._length[ended] = self._return[ended] = 0
         ix = torch.from_numpy(ended).to(step.action.device)
-        columns: dict[str, Any] = {"action": torch.cat([step.action[:k], torch.zeros_like(step.action[ix])])}
+        columns: dict[str, Any] = {"action": torch.cat([step.action, torch.zeros_like(step.action[ix])])}
         for name, obs in step.obs.items():
-            columns[name] = torch.cat([obs[:k], step.next_obs[name][ix]])
+            columns[name] = torch.cat([obs, step.next_obs[name][ix]])
         rows.update(columns if self._on_device else {name: c.cpu().numpy() for name, c in columns.items()})
         for i in ended.tolist():
             self._policy.begin_episode(i)
-        return k
+        return n
 
     def take(self) -> Items:
         """The rows of the last env step, those of final observations last."""

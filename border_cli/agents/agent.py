@@ -160,7 +160,7 @@ class NetworkPolicy(ABC):
 
     def load_generator_state(self, state: dict[str, Any]) -> None:
         if self._memory is not None:
-            kinds = dict.fromkeys(self.generator_state())
+            kinds = dict.fromkeys(NetworkPolicy.generator_state(self))
             check_like(State({}, {"policy": state}), State({}, {"policy": kinds}), "the generators")
             self._memory.load_state(state["memory"])
             state = {name: value for name, value in state.items() if name != "memory"}
@@ -265,7 +265,7 @@ class Algorithm(ABC):
             (B,) absolute errors if the batch has weights, else None.
         """
         if self.config.normalize_obs:
-            update_statistics(self.encoders(networks), batch)
+            update_statistics(self.encoders(networks), batch, getattr(self.config, "burn_in", 0))
         return self.learn(networks, state, batch, noise, lr_scale, variant)
 
     def encoders(self, networks: Any) -> Sequence[Encoder]:
@@ -321,16 +321,17 @@ class Algorithm(ABC):
 
 
 @torch.no_grad()
-def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch) -> None:
+def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch, burn_in: int = 0) -> None:
     """Update the statistics of observations of the first encoder and copy them to the others, so that all have the same.
 
     A batch with a number that is not finite changes nothing. Nothing is read back from the device.
     """
     acting, *others = encoders
-    obs, next_obs = batch.obs, batch.next_obs
-    if not next_obs:  # sequences: all their observations
-        obs = next_obs = {name: rows.flatten(0, 1) for name, rows in obs.items()}
-    before, after = acting.statistics(), acting.updated_statistics(obs)
+    obs, next_obs, valid = batch.obs, batch.next_obs, batch.extra.get("is_valid")
+    if valid is not None:  # of the rows of sequences
+        next_obs = {name: rows.flatten(0, 1) for name, rows in obs.items()}
+        obs = {name: rows[:, burn_in : burn_in + valid.shape[1]].flatten(0, 1) for name, rows in obs.items()}
+    before, after = acting.statistics(), acting.updated_statistics(obs, valid)
     numbers = [batch.reward, *(next_obs[name] for name in acting.normalized), *after]
     total = torch.stack([part.sum().float() for part in numbers]).sum()
     is_finite = total - total == 0.0  # half of the time of isfinite

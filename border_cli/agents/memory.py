@@ -47,7 +47,7 @@ class Gru(nn.Module):
 
     def _run(self, x: Tensor, state: Tensor) -> Any:
         weights = (self.weight_x, self.weight_h, self.bias_x, self.bias_h)
-        return torch.gru(x, state, weights, True, 1, 0.0, False, False, True)
+        return torch.gru(x, state, weights, True, 1, 0.0, True, False, True)  # cuDNN: training
 
 
 def states_of_sequences(

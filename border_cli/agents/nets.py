@@ -102,10 +102,10 @@ class Encoder(nn.Module):
         """The statistics of all normalised leaves."""
         return list(self.normalizers.buffers())
 
-    def updated_statistics(self, obs: dict[str, Tensor]) -> list[Tensor]:
-        """What `statistics` is with one more batch."""
+    def updated_statistics(self, obs: dict[str, Tensor], valid: Tensor | None = None) -> list[Tensor]:
+        """What `statistics` is with one more batch. valid: which rows count; None: all."""
         pairs = zip(self.normalized, self.normalizers, strict=True)
-        return [tensor for name, part in pairs for tensor in cast(Normalizer, part).updated(obs[name])]
+        return [tensor for name, part in pairs for tensor in cast(Normalizer, part).updated(obs[name], valid)]
 
 
 def is_normalizable(leaf: ObsLeaf) -> bool:
@@ -156,16 +156,22 @@ class Normalizer(nn.Module):
         z = ((x - self.mean) / self.std).clamp(-_MAX_NORMALIZED, _MAX_NORMALIZED)
         return torch.add(z, x, alpha=0).flatten(1)  # plus 0·x, which is NaN for an infinite x
 
-    def updated(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, std and count with one more batch (B, *leaf.shape).
+    def updated(self, value: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, std and count with one more batch (B, *leaf.shape). valid: which rows count; None: all.
 
         With mean m, variance v and weight w of the new batch, and m', v' before (Chan et al., 1979):
         mean = (1 - w)·m' + w·m, variance = (1 - w)·v' + w·v + w·(1 - w)·(m - m')².
         """
         x = value.reshape(len(value), *self.shape)[:, -1].float()
         # Relative to the first row: in float32 the mean of large numbers that differ little loses the difference.
-        variance, mean = torch.var_mean(x - x[0], 0, correction=0)
-        mean = mean + x[0]
+        x0, x = x[0], x - x[0]
+        if valid is None:
+            variance, mean = torch.var_mean(x, 0, correction=0)
+        else:
+            share = (valid.flatten() / valid.sum()).unsqueeze(1)
+            mean = (share * x).sum(0)
+            variance = (share * (x - mean).square()).sum(0)
+        mean = mean + x0
         count = (self.count + 1.0).clamp(max=_MAX_BATCHES)
         weight = count.reciprocal()
         between = weight * (1.0 - weight) * (mean - self.mean).square()

@@ -83,9 +83,11 @@ class Network:
         out = _feed(lists["out"], x, epsilon)[0]
         if "actions" not in d:
             return out, features, state
+        if lists["value"]:  # dueling: Q = V + A - mean of A, of each of several actions at once
+            out = out.reshape(*out.shape[:-1], d["branches"], d["actions"] // d["branches"], -1)
+            out = _feed(lists["value"], x, epsilon)[0][..., None, None, :] + out - out.mean(-2, keepdims=True)
+            out = out.reshape(*out.shape[:-3], -1)
         out = out.reshape(*out.shape[:-1], d["actions"], -1)
-        if lists["value"]:  # dueling: Q = V + A - mean of A
-            out = _feed(lists["value"], x, epsilon)[0][..., None, :] + out - out.mean(-2, keepdims=True)
         return (out[..., 0].swapaxes(1, 2) if "levels" in d else out), features, state
 
     def _encoded(self, part: dict[str, Any], value: Any) -> Any:

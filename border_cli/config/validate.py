@@ -87,9 +87,11 @@ def _unused_typed(config: TrainConfig, typed: Collection[str]) -> Iterator[tuple
 def batch_steps(config: TrainConfig) -> int:
     """Env steps after which the replay surely holds a batch.
 
-    In each stream n_step rows wait for the observation n_step places later.
+    In each stream n_step rows wait for the observation n_step places later, and a sequence waits for all of its rows.
     """
-    return config.agent.batch_size + resolve.streams(config) * config.buffer.n_step
+    shape: SequenceShape | None = getattr(config.agent, "sequences", None)
+    length = 1 if shape is None else shape.length
+    return length * config.agent.batch_size + resolve.streams(config) * (config.buffer.n_step + length - 1)
 
 
 def first_opt_step_at(config: TrainConfig) -> int:
@@ -253,9 +255,9 @@ def _trainer(config: TrainConfig) -> None:
     """Refuse budgets that end too early or never, and values that make learner and actors wait for each other."""
     t, tolerance, episodes = config.trainer, resolve.ratio_tolerance(config), config.evaluator.episodes
     needed, first = batch_steps(config), first_opt_step_at(config)
-    factor = (
-        2 if resolve.steps_as_one(config) else 1
-    )  # an actor may wait with less credit than a step of all needs
+    # An actor with a vector environment may wait with less credit than a step of all needs.
+    factor = 2 if resolve.steps_as_one(config) else 1
+    sequences: SequenceShape | None = getattr(config.agent, "sequences", None)
     _refuse(
         t.max_opts is None and t.max_env_steps is None and t.max_time is None,
         "trainer: without a budget the run would never end",
@@ -271,8 +273,8 @@ def _trainer(config: TrainConfig) -> None:
         _refuse(
             granted < needed,
             f"{granted:g} env steps may precede the first opt step; its batch needs {needed}",
-            "trainer.warmup_period + opt_interval + ratio_tolerance\n"
-            "  >= batch_size + n_actors·envs_per_actor·n_step",
+            f"trainer.warmup_period + opt_interval + ratio_tolerance >= {needed}, for agent.batch_size "
+            + ("rows" if sequences is None else f"sequences of {sequences.length} rows"),
         )
     _refuse(
         t.max_env_steps is not None and t.max_env_steps < first,

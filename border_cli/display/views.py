@@ -91,7 +91,7 @@ def advice(p: Progress, cores: int | None = None) -> str:
     # Evaluations and checkpoints are short: during them, what limited the run before stays the answer.
     if not p.asynchronous:
         return (
-            "sync: acting and opt steps take turns in one thread; trainer=async lets them overlap, "
+            "one thread: acting and opt steps take turns; with single environments trainer=async lets them overlap, "
             "but the same seed no longer gives the same bits"
         )
     if p.opt_steps == 0 or p.actors_blocked is None or p.learner_blocked is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from border_cli.config.schema import EnvConfig
@@ -49,12 +50,16 @@ class Simulator:
         with self._failures("made"):
             env = self._env = maker(config)(num_envs=n_envs, **config.kwargs)
             space, actions = env.single_observation_space, env.single_action_space
-            if actions.shape and not actions.is_bounded():
+            if isinstance(actions, spaces.Box) and not actions.is_bounded():
                 raise UsageError(
                     f"env.entry_point: the action space {actions} has no bounds",
                     allowed="a factory that sets a single_action_space with bounds, such as Box(-1, 1, shape)",
                 )
             self.spec = env_spec(space, actions, categories=config.categories, keys=config.obs_keys)
+            spec, first = self.spec.action, np.zeros(())
+            if spec.kind != "box":  # they are stored counted from 0
+                first = spec.bounds[0] if spec.kind == "multi_discrete" else np.array(spec.start)
+            self._first = torch.from_numpy(first.astype(spec.stored_dtype))
 
     def reset(self, seed: int) -> None:
         """Start a new episode in every environment."""
@@ -65,8 +70,7 @@ class Simulator:
     def step(self, action: Tensor) -> Step:
         """One env step in all environments. action: (n_envs, ...) as stored. Its observations are tensors."""
         with self._failures("stepped"):
-            first = self.spec.action.start
-            action_there = (action + first if first else action).to(self._env.device)
+            action_there = (action + self._first.to(action.device)).to(self._env.device)
             observation, reward, terminated, truncated, info = self._env.step(action_there)
             before, self.obs = self.obs, self._stored(observation)
             next_obs, over = self.obs, (terminated | truncated).to(self._device)

@@ -78,7 +78,7 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         action, action_mask = env.spec.action, config.action_mask
         if action_mask == "auto":
             action_mask = "none"
-            if action.kind != "box" and not env.spec.mask and env.info_mask is not None:
+            if action.kind == "discrete" and not env.spec.mask and env.info_mask is not None:
                 if env.info_mask != (action.n,):
                     raise UsageError(
                         f'env: info["{ACTION_MASK}"] has shape {env.info_mask}, and there are {action.n} actions',
@@ -88,9 +88,10 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         config = replace(config, action_mask=action_mask)
         if action.kind == "box":
             first = np.reshape(np.divide(action.low, 2) + np.divide(action.high, 2), (1, *action.shape))
+        elif env.spec.mask is not None:
+            first = env.observe([0])[env.spec.mask].argmax(1)
         else:
-            mask = env.spec.mask
-            first = np.array([0 if mask is None else env.observe([0])[mask][0].argmax()])
+            first = np.zeros((1, *action.shape))
         step = env.step([0], first.astype(action.stored_dtype))
         if is_simple:
             _compare(step, config, at_end)
@@ -199,6 +200,8 @@ def _random_action(env: GymEnv, rng: np.random.Generator) -> Array:
         low, high = (bound[np.newaxis] for bound in spec.bounds)
         action: Array = (low + rng.random(low.shape) * (high - low)).astype(spec.stored_dtype)
         return action
-    allowed = np.arange(spec.n) if mask is None else np.flatnonzero(env.observe([0])[mask][0])
+    if mask is None:
+        return rng.integers(0, spec.branches).reshape(1, *spec.shape)
+    allowed = np.flatnonzero(env.observe([0])[mask][0])
     chosen: Array = rng.choice(allowed if len(allowed) else spec.n, 1)
     return chosen

@@ -102,7 +102,7 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
     setup.closing.append(evaluator.close)
     ratio = t.opt_interval, t.warmup_period, resolve.ratio_tolerance(c), t.max_env_steps
     n_envs = resolve.envs_per_actor(c)
-    least = n_envs if resolve.steps_as_one(c) else 1
+    least = n_envs if resolve.steps_as_one(c) or t.type == "device" else 1
     limiter = RatioLimiter(*ratio, resolve.n_actors(c), n_envs, least)
     telemetry = Telemetry(limiter, setup.progress, resumed.seconds, c.env.info_keys)
     _prepare_opt_steps(setup, agent, telemetry)

@@ -112,7 +112,8 @@ class LoadedModel:
             batch, is_batch, envs = self._encode(obs, action_mask, None)
         finally:
             self._stacks = stacks
-        estimates: Array = getattr(self._policy, method)(batch, env_ix=envs)
+        remembering = {"env_ix": envs} if getattr(self._policy, "memory_units", None) else {}
+        estimates: Array = getattr(self._policy, method)(batch, **remembering)
         return estimates if is_batch else estimates[0]
 
     def _encode(

@@ -157,8 +157,10 @@ class RatioLimiter:
         Each actor may have less than `least_credit` left over.
         may_opt: whether one more opt step is possible now. If not, none will be, as no more rows arrive.
         """
-        is_given = self._max_env_steps is not None and self._given >= self._max_env_steps
-        return is_given and not self._can_act and (self._interval is None or not may_opt)
+        most = _UNLIMITED if self._max_env_steps is None else self._max_env_steps
+        # In lockstep rounds take the place of credit.
+        is_used = self.env_steps >= most or (self._given >= most and not self._can_act)
+        return is_used and (self._interval is None or not may_opt)
 
     def grant(self, missing: int = 0) -> bool:
         """Raise `credits` as far as allowed. Returns whether anything changed.

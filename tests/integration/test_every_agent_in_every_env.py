@@ -20,6 +20,7 @@ SMALL = (
     *("preset=none", "trainer=sync", "trainer.max_opts=20", "trainer.warmup_period=200"),
     *("trainer.eval_interval=null", "buffer.capacity=1000", "agent.hidden=[16]", "agent.batch_size=16"),
     *("agent.random_env_steps=100", "agent.quantiles=8", "agent.target_quantiles=8"),
+    *("agent.sequence_length=8", "agent.burn_in=4"),
     *("checkpoint.replay=none", "recorder.tensorboard=false", "recorder.console=none"),
 )
 KINDS = ("cartpole", "gym", "catch", "pendulum", "halfcheetah")

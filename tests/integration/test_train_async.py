@@ -181,6 +181,15 @@ def test_a_configuration_is_composed_inside_a_hydra_application(workplace: Path)
     assert (done.returncode, done.stdout) == (0, "iqn test_train_async\n"), done.stderr
 
 
+def test_lockstep_ends_with_its_env_steps(workplace: Path) -> None:
+    trainer = TrainerConfig(
+        max_env_steps=600, warmup_period=100, opt_interval=4.0, lockstep=True, eval_interval=None
+    )
+    config = small(trainer=trainer, actor_manager=ActorManagerConfig(envs_per_actor=2), n_actors=2)
+    result = border_cli.train_async(config, workplace / "run")
+    assert (result.ended_by, result.env_steps, result.opt_steps) == ("max_env_steps", 600, 125)
+
+
 SYNC: dict[str, Any] = {"vectorization_mode": "sync"}
 
 

@@ -37,7 +37,7 @@ def advised(cores: int | None = None, **changes: Any) -> str:
         (None, {"actors_blocked": 0.3, "learner_blocked": 0.4}, "hand-over-bound: the actors wait 30%"),
         (None, {"actors_blocked": BELOW, "learner_blocked": BELOW}, "balanced:"),
         (None, {"ratio_target": None}, "ratio not enforced: trainer.opt_interval="),
-        (None, {"asynchronous": False}, "sync: acting and opt steps take turns in one thread; trainer=async"),
+        (None, {"asynchronous": False}, "one thread: acting and opt steps take turns; "),
         (None, {"phase": "starting"}, "starting: "),
         (None, {"phase": "warm-up", "env_steps": 999}, "warm-up: 1 env step to go before the first opt step"),
         (None, {"learner_blocked": None}, "not measured yet: what bounds the speed of the run"),

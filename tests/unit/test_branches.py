@@ -13,12 +13,14 @@ from gymnasium import spaces
 
 from border_cli.agents import numpy_policy
 from border_cli.agents.dqn.agent import DqnPolicy, make_agent
-from border_cli.agents.dqn.config import C51Config, DqnConfig, QrDqnConfig
+from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import decode_actions
+from border_cli.core.types import Batch
 from border_cli.envs.gym_spaces import env_spec
 from border_cli.export.write import ExportedPolicy, write_policy
+from tests.learners import OneBatchBuffer
 
 SPEC = env_spec(spaces.Box(-1, 1, (1,), np.float32), spaces.MultiDiscrete([2, 3], start=[5, -1]))
 CONFIG: dict[str, Any] = {"hidden": [], "double": False, "loss": "mse"}
@@ -36,6 +38,7 @@ class Combination(gymnasium.Env[Any, Any]):
         return self.shown, {}
 
     def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
         right = [self.shown % 3, 3 - self.shown, self.shown + 1]
         reward = float(np.sum(np.asarray(action) == right))
         self.t, self.shown = self.t + 1, int(self.np_random.integers(4))
@@ -96,6 +99,48 @@ def test_exported_policies_act_as_ours(tmp_path: Path, config: DqnConfig) -> Non
     assert exported(shown[3]).tolist() == expected[3].tolist()
     with torch.no_grad():
         np.testing.assert_array_equal(ExportedPolicy(policy, SPEC)(torch.from_numpy(shown)), expected)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        C51Config(hidden=[8], batch_size=4),
+        RainbowConfig(hidden=[8], batch_size=4),
+        IqnConfig(hidden=[8], batch_size=4),
+        QrDqnConfig(hidden=[8], batch_size=4),
+    ],
+)
+def test_every_head_learns_and_records(config: DqnConfig) -> None:
+    agent = make_agent(config, SPEC, 0)
+    rng = np.random.default_rng(0)
+    obs, next_obs = ({"obs": rng.normal(size=(4, 1)).astype(np.float32)} for _ in range(2))
+    numbers = rng.normal(size=4).astype(np.float32), np.full(4, 0.9, np.float32), np.zeros(4, bool)
+    batch = Batch(obs, rng.integers(0, 2, (4, 2)), *numbers, next_obs, np.arange(4), np.ones(4, np.float32))
+    buffer: Any = OneBatchBuffer(batch)
+    record = agent.opt(buffer, record=True)
+    assert record is not None and np.isfinite(list(record.values.values())).all()
+    assert buffer.errors[0].shape == (4,)
+
+
+def test_values_and_quantiles_are_of_each_action() -> None:
+    policy: Any = make_agent(QrDqnConfig(quantiles=4), SPEC, 0).policy
+    obs = {"obs": np.linspace(-1, 1, 5, dtype=np.float32)[:, None]}
+    quantiles = policy.action_quantiles(obs)
+    assert quantiles.shape == (5, 2, 3, 4)
+    np.testing.assert_allclose(quantiles.mean(-1)[:, 1], policy.action_values(obs)[:, 1], rtol=1e-5)
+
+
+def test_dueling_subtracts_the_mean_of_each_action() -> None:
+    agent = make_agent(DqnConfig(hidden=[4], dueling=True), SPEC, 0)
+    network: Any = agent.policy.network
+    obs = {"obs": torch.tensor([[0.3]])}
+    features = network.features(obs)
+    value, advantage = network.value[-1](features), network.advantage[-1](features).view(2, 3)
+    wanted = value + advantage - advantage.mean(1, keepdim=True)
+    torch.testing.assert_close(network(obs)[:, :, 0], wanted)
+    np.testing.assert_allclose(
+        agent.policy.action_values({"obs": obs["obs"].numpy()})[0, 1], wanted[1].detach(), rtol=1e-5
+    )
 
 
 def test_a_memory_is_refused() -> None:

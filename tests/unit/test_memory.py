@@ -16,7 +16,7 @@ from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import Array, Obs
 from border_cli.core.types import Batch
-from tests.learners import SHAPE, SIZE, batch_of, learn_from, make_learner, observations
+from tests.learners import SHAPE, SIZE, OneBatchBuffer, batch_of, learn_from, make_learner, observations
 
 MAX_SHARE = 0.9
 
@@ -92,7 +92,7 @@ def test_targets_loss_and_errors_of_r2d2_row_by_row() -> None:
     with torch.no_grad():
         networks.target.value[-1].weight.mul_(2.0)
         networks.target.advantage[-1].weight.mul_(-1.0)  # another network, with another best action
-    losses, wanted = [], []
+    losses, wanted, targets = [], [], []
     for i in range(SIZE):
         q, q_target = (
             network.outputs(
@@ -105,6 +105,7 @@ def test_targets_loss_and_errors_of_r2d2_row_by_row() -> None:
             then = batch.extra["next"][i, k]
             value = 0.0 if batch.terminated[i, k] else q_target[then, q[then].argmax()]
             target = batch.reward[i, k] + batch.discount[i, k] * value
+            targets.append(float(target))
             errors.append(abs(float(q[k, batch.action[i, k]] - target)))
             assert batch.weight is not None
             losses.append(batch.weight[i] * (0.5 * errors[-1] ** 2 if errors[-1] < 1 else errors[-1] - 0.5))
@@ -114,6 +115,7 @@ def test_targets_loss_and_errors_of_r2d2_row_by_row() -> None:
     record = learner.take_record()
     assert record is not None
     assert record.values["agent/loss"] == pytest.approx(np.mean(losses), rel=1e-3)
+    assert record.values["agent/target_mean"] == pytest.approx(np.mean(targets), rel=1e-3)
 
 
 def test_targets_loss_and_errors_of_rsac_row_by_row() -> None:
@@ -184,6 +186,33 @@ def test_a_policy_remembers_each_environment_until_its_episode_ends(agent: str) 
     other: Any = make_learner(agent, gru=3).policy
     with pytest.raises(IncompatibleStateError, match="does not have 3 units"):
         other.load_generator_state(saved)
+
+
+def test_a_memory_and_other_states_of_a_policy_are_saved_together() -> None:
+    policies: list[Any] = [
+        make_learner("rsac", seed, exploration="state_dependent").policy for seed in (3, 4)
+    ]
+    policies[1].params.copy_(policies[0].params)
+    policies[0].sample(observations(0, 6), 10**6)
+    policies[1].load_generator_state(json.loads(json.dumps(policies[0].generator_state())))
+    first, second = (policy.sample(observations(1, 6), 10**6) for policy in policies)
+    assert (first == second).all()
+
+
+def test_a_categorical_head_with_a_memory_records() -> None:
+    learner = make_learner("r2d2", head="categorical")
+    buffer: Any = OneBatchBuffer(batch_of("r2d2", 1))
+    record = learner.opt(buffer, record=True)
+    assert record is not None and np.isfinite(record.values["agent/loss"])
+
+
+def test_only_rows_that_are_there_count_in_statistics_of_observations() -> None:
+    learner, batch = make_learner("r2d2", normalize_obs=True), batch_of("r2d2", 1)
+    rows = batch.obs["obs.x"][:, SHAPE.burn_in : SHAPE.burn_in + SHAPE.length][batch.extra["is_valid"]]
+    learn_from(learner, batch)
+    normalizer: Any = cast(QNetwork, learner.policy.network).encoder.normalizers[0]
+    np.testing.assert_allclose(normalizer.mean, rows.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(normalizer.std, rows.std(0), rtol=1e-4)
 
 
 def remembered(policy: Any, obs: Obs) -> Array:

@@ -75,7 +75,7 @@ def test_the_rows_of_each_env_step_are_exact(on_device: bool) -> None:
     policy = Marked()
     source = make_source(make("Counter"), on_device, policy)
     source.grant([5])
-    first, second, last = (collect(source, n) for n in (0, 2, 4))
+    first, second = (collect(source, n) for n in (0, 2))
     assert isinstance(first.items["obs"], Tensor if on_device else np.ndarray)
     assert isinstance(first.items["reward"], np.ndarray)
     rows = plain(first)  # environment 0 ends its episode of one env step: a row more
@@ -89,18 +89,11 @@ def test_the_rows_of_each_env_step_are_exact(on_device: bool) -> None:
     assert np.allclose(rows["action"], [[0.02, 0], [0.02, 0.01], [0, 0]])
     assert (rows["terminated"], rows["step"], rows["env"]) == ([False, True, False], [0, 1, 2], [0, 1, 1])
     assert (rows["episode_return"][2], rows["episode_length"][2]) == (100 + 101, 2)
-    rows = plain(
-        last
-    )  # the budget has one env step left: only environment 0 gives rows; its episode was truncated
-    assert (rows["obs"], rows["terminated"], rows["final"]) == (
-        [[0, 1, 1], [0, 1, 2]],
-        [False] * 2,
-        [False, True],
-    )
-    assert (first.env_steps, second.env_steps, last.env_steps, source.collect()) == (2, 2, 1, [])
-    assert policy.begun == [0, 1, 0, 1, 0]
+    assert (first.env_steps, second.env_steps) == (2, 2)
+    assert source.collect() == []  # one env step is left: no environment is stepped without its rows
+    assert policy.begun == [0, 1, 0, 1]
     (stat,) = source.stats()
-    assert (stat.env_steps, stat.episodes, stat.exact) == (5, 3, True)
+    assert (stat.env_steps, stat.episodes, stat.exact) == (4, 2, True)
 
 
 @pytest.mark.parametrize("final_obs", [True, False])
@@ -349,3 +342,11 @@ def test_the_replay_on_a_device_stores_tensors_as_arrays() -> None:
     slots = np.arange(6)
     for name, rows in stores[0].read(slots).items():
         assert np.array_equal(rows, stores[1].read(slots)[name])
+
+
+def test_several_discrete_actions_are_given_counted_from_their_start() -> None:
+    simulator = make("Several")
+    simulator.reset(0)
+    step = simulator.step(torch.tensor([[0, 0], [1, 2]]))
+    assert simulator._env.seen.tolist() == [[5, -1], [6, 1]]
+    assert step.action.tolist() == [[0, 0], [1, 2]]  # as stored

@@ -192,10 +192,15 @@ class DqnPolicy(NetworkPolicy):
         return atoms
 
     def action_quantiles(self, obs: Obs, env_ix: Sequence[int] | None = None) -> Array:
-        """(B, n, k) quantiles of the return. Raises ValueError if the network does not learn quantiles."""
+        """(B, n, k) quantiles of the return, (B, D, n, k) of D actions at once.
+
+        Raises ValueError if the network does not learn quantiles.
+        """
         if not isinstance(self._head, loss.QuantileHead):
             raise ValueError("the network of this agent has no quantiles\nallowed: agent=qrdqn or iqn")
-        return self._outputs(obs, env_ix=env_ix)
+        outputs = self._outputs(obs, env_ix=env_ix)
+        shape = (len(self._is_action), self._n, outputs.shape[2])
+        return outputs.reshape(-1, *shape) if self._shape else outputs
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         noise = NO_NOISE
@@ -293,7 +298,7 @@ class DqnAlgorithm(Algorithm):
 
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
         """The share of targets that a categorical head clips. Logs a warning, once, if it is large."""
-        if not isinstance(self._head, loss.CategoricalHead):
+        if not isinstance(self._head, loss.CategoricalHead) or self.config.gru is not None:
             return {}
         share = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
         low, high = self._head.atoms[[0, -1]].tolist()

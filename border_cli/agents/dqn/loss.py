@@ -242,8 +242,7 @@ def opt_step(
         (B,) absolute errors, of rows or of sequences, if the batch has weights, else None.
     """
     d = len(cast(QNetwork, nets.online).branches)
-    if d > 1:
-        batch = _by_branch(batch, d)
+    batch = _by_branch(batch, d)
     if config.gru is None:
         with torch.no_grad():
             given = (nets, batch, noise)
@@ -251,12 +250,14 @@ def opt_step(
         outputs = gather_action(nets.online(batch.obs, noise.online), batch.action)
     else:
         outputs, target = _outputs_and_target_of_sequences(nets, head, config, batch, noise, mask)
-    losses, valid = head.loss(outputs, target, noise.online.tau), batch.extra.get("is_valid")
+    tau, valid = noise.online.tau, batch.extra.get("is_valid")
+    losses = head.loss(outputs, target, tau if tau is None or d == 1 else tau.repeat_interleave(d, 0))
     loss = mean_of_rows(losses, valid, batch.weight)
     gradient = flat_gradient(loss, nets.online_params)
     with torch.no_grad():
         norm = clip_norm_(gradient, config.max_grad_norm)
-        skip = state.stats.add((loss, head.values(outputs).mean(), head.target_values(target).mean(), norm))
+        means = (mean_of_rows(values, valid) for values in (head.values(outputs), head.target_values(target)))
+        skip = state.stats.add((loss, *means, norm))
         state.online.update(gradient, config.lr * lr_scale, config.adam_eps, skip)
         if batch.weight is None:
             return None
@@ -268,6 +269,8 @@ def opt_step(
 
 def _by_branch(batch: TensorBatch, d: int) -> TensorBatch:
     """Rows of D actions at once as D rows each, of one action. Their observations are not repeated."""
+    if d == 1:
+        return batch
     reward, discount, terminated = (
         part.repeat_interleave(d) for part in (batch.reward, batch.discount, batch.terminated)
     )
@@ -367,7 +370,8 @@ def _outputs_and_target_of_sequences(
 def mean_share_clipped(
     nets: DqnNetworks, head: CategoricalHead, config: DqnConfig, batch: TensorBatch, mask: str | None = None
 ) -> float:
-    """Mean probability of this batch's targets beyond the atoms; computed without noise."""
+    """Mean probability of the targets of a batch of rows beyond the atoms; computed without noise."""
+    batch = _by_branch(batch, len(cast(QNetwork, nets.target).branches))
     outputs, q_select = _next_outputs(nets, head, config, batch, NO_STEP_NOISE, mask)
     selected = gather_action(outputs, q_select.argmax(1))
     return head.share_clipped(selected, batch.reward, batch.discount, batch.terminated).mean().item()

@@ -127,10 +127,11 @@ class QNetwork(nn.Module):
             iter(()) if noise.normal is None else iter(scaled_noise(noise.normal).split(self.noise_sizes))
         )
         out = _feed(self.top, x, normal)
-        out = out.view(*out.shape[:-1], self.n_actions, self._outputs)
+        out = out.view(*out.shape[:-1], len(self.branches), -1, self._outputs)
         if self._dueling:
-            value = _feed(self.value_layers, x, normal).unsqueeze(-2)
+            value = _feed(self.value_layers, x, normal)[..., None, None, :]
             out = value + out - out.mean(-2, keepdim=True)  # Q = V + A - mean over the actions of A
+        out = out.flatten(-3, -2)
         out = out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
         return out if len(self.branches) == 1 else out.reshape(-1, max(self.branches), out.shape[-1])
 
@@ -143,6 +144,7 @@ class QNetwork(nn.Module):
             "out": layer_list(self, self.top),
             "value": layer_list(self, self.value_layers),
             "actions": self.n_actions,
+            "branches": len(self.branches),
         }
         if self.is_implicit:
             embedding = layer_list(self, [self.levels], relu_at_end=True)

@@ -145,7 +145,8 @@ def opt_step(
         if nets.alpha is not None:
             gradients["alpha"] = entropy_coef_gradient(nets, entropy, constants.target_entropy)
     with torch.no_grad():
-        scalars = (critic_loss, policy_loss, values.mean(), target.mean(), alpha.mean(), entropy)
+        means = (mean_of_rows(v, valid) for v in (values.mean((0, 2)), target.mean(1)))
+        scalars = (critic_loss, policy_loss, *means, alpha.mean(), entropy)
         skip = change(state, config, gradients, scalars, lr_scale)
         if stats is not None:
             stats.apply(skip)
