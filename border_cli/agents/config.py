@@ -119,7 +119,8 @@ class MemoryConfig(NetworkConfig):
     """An agent whose networks may have a memory, for environments that do not show everything at once."""
 
     only_with: ClassVar[dict[str, str]] = NetworkConfig.only_with | {
-        "agent.gru!=null": "sequence_length burn_in priority_max_share"
+        "agent.gru!=null": "sequence_length burn_in priority_max_share",
+        "buffer.type=prioritized": "priority_max_share",
     }
 
     gru: int | None = option(

@@ -25,9 +25,9 @@ def validate(config: TrainConfig) -> None:
         check(config)
 
 
-def _refuse(fails: bool, problem: str, allowed: str) -> None:
+def _refuse(fails: bool, problem: str, allowed: str, nearest: str | None = None) -> None:
     if fails:
-        raise UsageError(problem, allowed=allowed)
+        raise UsageError(problem, allowed=allowed, nearest=nearest)
 
 
 def is_valid(config: TrainConfig) -> bool:
@@ -275,6 +275,7 @@ def _trainer(config: TrainConfig) -> None:
             f"{granted:g} env steps may precede the first opt step; its batch needs {needed}",
             f"trainer.warmup_period + opt_interval + ratio_tolerance >= {needed}, for agent.batch_size "
             + ("rows" if sequences is None else f"sequences of {sequences.length} rows"),
+            f"trainer.warmup_period={needed}",
         )
     _refuse(
         t.max_env_steps is not None and t.max_env_steps < first,
