@@ -267,7 +267,7 @@ class RowReplayBuffer:
         or the row after a terminated one, which follows where a lost life counts as terminated.
         """
         n, back, step = self._n, self._streams.back, self._beside["step"][slots]
-        before, complete = back(slots, 1), list[Array]()
+        before, ending = back(slots, 1), list[Array]()
         if n > 1:
             is_end = self._beside["final"][slots] | self._beside["terminated"][before]
             ends = slots[is_end]
@@ -277,11 +277,12 @@ class RowReplayBuffer:
                 spans = np.arange(min(nearest + part, n + 1) - 1, nearest - 1, -1)[:, None]
                 in_episode = step[is_end] >= spans
                 rows = back(ends, spans)[in_episode]
-                complete.append(self._made_complete(rows, spans.repeat(len(ends), 1)[in_episode]))
+                ending.append(self._made_complete(rows, spans.repeat(len(ends), 1)[in_episode]))
             before = back(slots, n)
         rows = before[step >= n]
-        complete.append(self._made_complete(rows, np.full(len(rows), n)))
-        rows = complete[0] if len(complete) == 1 else np.concatenate(complete)
+        rows = self._made_complete(rows, np.full(len(rows), n))
+        if ending:
+            rows = np.concatenate((*ending, rows))
         ready = self._newly_ready(rows, slots)
         if len(ready):
             self._is_ready[ready] = True

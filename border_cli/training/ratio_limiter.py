@@ -171,6 +171,8 @@ class RatioLimiter:
                 becomes longer by this many env steps.
         """
         allowed = self.allowed_env_steps
+        if not missing and allowed <= self._given:  # usually
+            return False
         # The learner waits, and no actor has enough credit left. Before the first opt step it may wait for a batch
         # although the ratio allows the opt step.
         starved = not self._can_act and (self._next_opt_step == 1 or not self.may_opt())

@@ -127,11 +127,13 @@ class QNetwork(nn.Module):
             iter(()) if noise.normal is None else iter(scaled_noise(noise.normal).split(self.noise_sizes))
         )
         out = _feed(self.top, x, normal)
-        out = out.view(*out.shape[:-1], len(self.branches), -1, self._outputs)
-        if self._dueling:
-            value = _feed(self.value_layers, x, normal)[..., None, None, :]
+        d, value = len(self.branches), _feed(self.value_layers, x, normal) if self._dueling else None
+        out = out.view(*out.shape[:-1], *((d,) if d > 1 else ()), -1, self._outputs)
+        if value is not None:
+            value = value.unsqueeze(-2) if d == 1 else value[..., None, None, :]
             out = value + out - out.mean(-2, keepdim=True)  # Q = V + A - mean over the actions of A
-        out = out.flatten(-3, -2)
+        if d > 1:
+            out = out.flatten(-3, -2)
         out = out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
         return out if len(self.branches) == 1 else out.reshape(-1, max(self.branches), out.shape[-1])
 
