@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.config import NetworkConfig
-from border_cli.agents.memory import STATE, Memory
+from border_cli.agents.memory import STATE, SavedMemory
 from border_cli.agents.nets import Encoder, numpy_network
 from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
 from border_cli.core.errors import IncompatibleStateError, UsageError
@@ -72,7 +72,7 @@ class NetworkPolicy(ABC):
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True
         units = getattr(config, "gru", None)
-        self._memory = None if units is None else Memory(units)
+        self._memory = None if units is None else SavedMemory(units)
         self._prepare(spec, actor, n_actors)
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:  # noqa: B027

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from border_cli.agents.config import MemoryConfig
 from border_cli.agents.nets import in_float32
+from border_cli.agents.numpy_policy import Memory
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import IncompatibleStateError
-from border_cli.core.spaces import Array, EnvSpec
+from border_cli.core.spaces import EnvSpec
 from border_cli.core.state import State, check_like
 from border_cli.core.types import Column
 
@@ -101,32 +102,8 @@ def sequence_errors(errors: Tensor, is_valid: Tensor, max_share: float) -> Tenso
     return max_share * there.max(1).values + (1.0 - max_share) * there.sum(1) / is_valid.sum(1)
 
 
-class Memory:
-    """(units,) state per environment of a policy that acts; zeros when an episode begins.
-
-    Attributes:
-        before, after: (k, units) states of the environments of `select`, before a time step and after it.
-    """
-
-    def __init__(self, units: int) -> None:
-        self.units = units
-        self._states: dict[int, Array] = {}
-        self.before = self.after = np.zeros((0, units), np.float32)
-        self._selected: Sequence[int] = ()
-
-    def begin_episode(self, env_ix: int) -> None:
-        """Forget everything in this environment."""
-        self._states.pop(env_ix, None)
-
-    def select(self, env_ix: Sequence[int]) -> None:
-        """Set `before` to the states of these environments."""
-        zeros = np.zeros(self.units, np.float32)
-        self._selected = env_ix
-        self.before = np.stack([self._states.get(i, zeros) for i in env_ix])
-
-    def keep(self) -> None:
-        """Set the states of the selected environments to `after`: the time step is a part of their episodes."""
-        self._states.update(zip(self._selected, self.after, strict=True))
+class SavedMemory(Memory):
+    """The memory of a policy whose state goes into checkpoints."""
 
     def state(self) -> dict[str, str]:
         """The states as JSON values: float32 numbers in base64, by environment."""

@@ -12,6 +12,7 @@ It uses nothing but numpy and the standard library, so it can be copied to any m
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,8 @@ class Network:
             hot = [columns[..., i, None] == np.arange(size) for i, size in enumerate(part["categories"])]
             return np.concatenate(hot, axis=-1).reshape(n, -1).astype(np.float32) * np.float32(part["scale"])
         if part["as"] == "image":  # ReLU convolutions, flattened
-            if (
-                part["channels"] != "stack"
-            ):  # of a stack (B, frames, height, width), the frames are the channels
+            if part["channels"] != "stack":
+                # Of a stack (B, frames, height, width), the frames are the channels already.
                 value = np.moveaxis(value, part["axis"], -3)
                 value = value.reshape(n, -1, *value.shape[-2:])
             x = (value.astype(np.float32) - np.float32(part["low"])) * np.float32(part["scale"])
@@ -179,9 +179,38 @@ def _gru_step(x: Any, state: Any, of_x: Any, of_state: Any, bias_x: Any, bias_st
     """One time step of a GRU: (B, n_in) and (B, units) → (B, units). Weights of the gates r, z and of n side by side."""
     units = state.shape[1]
     a, b = x @ of_x + bias_x, state @ of_state + bias_state
-    gates = 1.0 / (1.0 + np.exp(-(a + b)[:, : 2 * units]))
+    gates = 0.5 + 0.5 * np.tanh(0.5 * (a + b)[:, : 2 * units])  # σ(x) = (1 + tanh(x/2))/2 cannot overflow
     new = np.tanh(a[:, 2 * units :] + gates[:, :units] * b[:, 2 * units :])
     return new + gates[:, units:] * (state - new)
+
+
+class Memory:
+    """(units,) state of a GRU per environment of a policy that acts; zeros when an episode begins.
+
+    Attributes:
+        before, after: (k, units) states of the environments of `select`, before a time step and after it.
+    """
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+        self.before: Any = np.zeros((0, units), np.float32)
+        self.after = self.before
+        self._states: dict[int, Any] = {}
+        self._selected: Sequence[int] = ()
+
+    def begin_episode(self, env_ix: int) -> None:
+        """Forget everything in this environment."""
+        self._states.pop(env_ix, None)
+
+    def select(self, env_ix: Sequence[int]) -> None:
+        """Set `before` to the states of these environments."""
+        zeros = np.zeros(self.units, np.float32)
+        self._selected = env_ix
+        self.before = np.stack([self._states.get(i, zeros) for i in env_ix])
+
+    def keep(self) -> None:
+        """Set the states of the selected environments to `after`: the time step is a part of their episodes."""
+        self._states.update(zip(self._selected, self.after, strict=True))
 
 
 def load(folder: str | Path = Path(__file__).parent) -> Policy:
@@ -206,14 +235,15 @@ class Policy:
         self._arrays = arrays
         self._network = Network(description["network"], arrays)
         self._network.copy_params()
-        self._states: dict[int, Any] = {}  # of the memory of a recurrent network, by row of the batch
+        self._memory = Memory(units) if (units := description["units"]) else None
 
     def begin_episode(self, row: int = 0) -> None:
         """Forget what a recurrent network remembers of the environment whose observations are this row of the batches.
 
         Call it after each reset. Without a memory it does nothing.
         """
-        self._states.pop(row, None)
+        if self._memory is not None:
+            self._memory.begin_episode(row)
 
     def __call__(self, observation: Any, action_mask: Any = None) -> Any:
         """The action for an observation, or the actions for a batch, as the environment takes them.
@@ -253,9 +283,12 @@ class Policy:
     def _actions(self, parts: dict[str, Any]) -> Any:
         """(B, ...) for each part of an observation → (B, ...) actions."""
         action = self._description["action"]
-        outputs, _, after = self._network(parts, state=self._state(parts))
-        if after is not None:
-            self._states.update(enumerate(after))
+        if self._memory is None:
+            outputs, _, _ = self._network(parts)
+        else:
+            self._memory.select(range(len(next(iter(parts.values())))))
+            outputs, _, self._memory.after = self._network(parts, state=self._memory.before)
+            self._memory.keep()
         if self._description["kind"] == "values":
             if self._description["head"] == "categorical":  # (B, n, k) logits → (B, n) expected returns
                 p = np.exp(outputs - outputs.max(-1, keepdims=True))
@@ -275,10 +308,3 @@ class Policy:
         if np.dtype(action["dtype"]).kind in "iu":
             scaled = np.rint(scaled)
         return scaled.reshape(-1, *action["shape"]).astype(action["dtype"])
-
-    def _state(self, parts: dict[str, Any]) -> Any:
-        """(B, units) states of the memory; None without one."""
-        if not (units := self._description["units"]):
-            return None
-        zeros, n = np.zeros(units, np.float32), len(next(iter(parts.values())))
-        return np.stack([self._states.get(i, zeros) for i in range(n)])

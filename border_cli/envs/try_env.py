@@ -97,9 +97,8 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
             _compare(step, config, at_end)
         if config.vector and env.envs[0].unwrapped.vector.mode is AutoresetMode.SAME_STEP:
             rng, deadline = np.random.default_rng(0), Deadline(_QUICKLY_S)
-            while not (
-                step.over[0] or deadline.passed
-            ):  # only then it is seen whether there is a last observation
+            # Only at the end of an episode does it appear whether its last observation is there.
+            while not (step.over[0] or deadline.passed):
                 step = env.step([0], _random_action(env, rng))
         categories = _find_categories(env, config) if config.categories is None else config.categories
         spec = spec_of(env.envs[0], replace(config, categories=categories))

@@ -31,9 +31,8 @@ class Vector:
         self.is_waiting = False
         self.results: list[tuple[Any, ...]] = []
         self._space = batch_space(env.single_observation_space, self.n)
-        self._current: list[
-            tuple[Any, dict[str, Any]]
-        ] = []  # observation and info, of a new episode after a reset
+        # Observation and info of each environment; of a new episode after a reset
+        self._current: list[tuple[Any, dict[str, Any]]] = []
         self._ended: list[int] = []  # in the last step
         try:
             self.mode = AutoresetMode(env.metadata.get("autoreset_mode"))

@@ -46,6 +46,19 @@ def test_one_time_step_by_hand() -> None:
     assert steps_by_numpy(gru, np.array([[x]]), np.array([h]))[0].item() == pytest.approx(wanted)
 
 
+def test_numpy_computes_gates_of_large_features_without_a_warning() -> None:
+    gru = Gru(1, 2, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        gru.weight_x[:] = torch.tensor([[-1.0], [1.0], [1.0], [-1.0], [0.0], [0.0]])
+    state = np.array([0.5, -0.25], np.float32)
+    # r of the first unit is 0, and its z is 1: it keeps its state. The second unit takes n with r = 1.
+    first, second = steps_by_numpy(gru, np.array([[1e4]], np.float32), state)[0]
+    with torch.no_grad():
+        h = (gru.weight_h @ torch.from_numpy(state) + gru.bias_h)[5]
+        n = torch.tanh(gru.bias_x[5] + h).item()
+    assert (first, second) == (pytest.approx(0.5), pytest.approx(n, rel=1e-5))
+
+
 def steps_by_numpy(gru: Gru, features: Array, state: Array) -> list[Array]:
     layers = [("gru", False, [getattr(gru, name).detach().numpy().T for name in _ARRAYS["gru"]])]
     states = []

@@ -127,7 +127,8 @@ class QNetwork(nn.Module):
             iter(()) if noise.normal is None else iter(scaled_noise(noise.normal).split(self.noise_sizes))
         )
         out = _feed(self.top, x, normal)
-        d, value = len(self.branches), _feed(self.value_layers, x, normal) if self._dueling else None
+        value = _feed(self.value_layers, x, normal) if self._dueling else None
+        d = len(self.branches)
         out = out.view(*out.shape[:-1], *((d,) if d > 1 else ()), -1, self._outputs)
         if value is not None:
             value = value.unsqueeze(-2) if d == 1 else value[..., None, None, :]
@@ -135,7 +136,7 @@ class QNetwork(nn.Module):
         if d > 1:
             out = out.flatten(-3, -2)
         out = out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
-        return out if len(self.branches) == 1 else out.reshape(-1, max(self.branches), out.shape[-1])
+        return out if d == 1 else out.reshape(-1, max(self.branches), out.shape[-1])
 
     def described(self) -> dict[str, Any]:
         """See `numpy_policy.Network`."""

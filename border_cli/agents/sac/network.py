@@ -137,9 +137,8 @@ class PolicyNetwork(nn.Module):
     def described(self) -> dict[str, Any]:
         """See `numpy_policy.Network`."""
         layers = [] if self.gru is None else layer_list(self, [self.gru])
-        pairs = itertools.zip_longest(
-            self.norms, self.layers
-        )  # a norm before each layer, and one after the last
+        # A norm before each layer, and one after the last
+        pairs = itertools.zip_longest(self.norms, self.layers)
         hidden = [layer for pair in pairs for layer in pair if layer is not None]
         layers += layer_list(self, hidden, relu_at_end=True)
         return {"encoder": self.encoder.described(), "layers": layers, "out": layer_list(self, [self.out])}
