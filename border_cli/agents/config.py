@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, cast
 
-from border_cli.config.schema import AgentConfig, option
+from border_cli.config.schema import AgentConfig, option, override_default
 from border_cli.core.errors import UsageError
 from border_cli.core.types import SequenceShape
 
@@ -112,6 +112,52 @@ class NetworkConfig(AgentConfig):
         """With defaults in place of the values that an opt step does not read."""
         defaults = {field.name: field.default for field in fields(self) if field.name in self.not_in_opt_step}
         return replace(self, **defaults)  # type: ignore[arg-type]
+
+
+@dataclass
+class ActorCriticConfig(NetworkConfig):
+    """An agent with a policy, several critics and an entropy coefficient."""
+
+    not_in_opt_step: ClassVar[tuple[str, ...]] = (
+        *NetworkConfig.not_in_opt_step,
+        *("target_interval", "target_tau", "random_env_steps"),
+    )
+
+    lr: float = override_default(NetworkConfig, "lr", 3e-4)
+    critic_lr: float | None = option(
+        None, "learning rate of the critics; null: lr", unit="rate", gt=0.0, le=1.0
+    )
+    critic_hidden: list[int] = option(
+        [], "units per hidden layer of each critic; []: those of hidden", unit="units", ge=1
+    )
+    critics: int = option(2, "number of critics", unit="critics", ge=1)
+    policy_interval: int = option(1, "one policy update per this many opt steps", unit="opt steps", ge=1)
+    entropy_coef: float | None = option(
+        None, "entropy coefficient; auto: learned", unit="reward/nat", ge=0.0, auto=True
+    )
+    entropy_coef_start: float = option(
+        1.0, "initial value of a learned entropy coefficient", unit="reward/nat", gt=0.0
+    )
+    target_interval: int = option(1, "update the target networks this often", unit="opt steps", ge=1)
+    target_tau: float = option(
+        0.005, "share of the online networks in each target update; 1: a copy", unit="share", gt=0.0, le=1.0
+    )
+    random_env_steps: int = option(
+        1_000, "uniform random actions until this env step", unit="env steps", ge=0
+    )
+
+    @property
+    def fixed_entropy_coef(self) -> float | None:
+        """The entropy coefficient; None: it is learned."""
+        return self.entropy_coef
+
+    @property
+    def target_networks(self) -> tuple[str, ...]:
+        """Fields of the state that hold target networks, of those online ones without "_target"."""
+        return ("critics_target",)
+
+    def trained(self) -> ActorCriticConfig:
+        return replace(self, random_env_steps=0)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,23 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.agent import NetworkPolicy, bytes_by, policy_maker
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list, to_tensors
-from border_cli.agents.params import (
-    AdamState,
-    FlatParams,
-    StepStats,
-    TensorBatch,
-    clip_norm_,
-    flat_gradient,
-    polyak_,
-)
-from border_cli.agents.sac.loss import SCALARS
-from border_cli.agents.sac.network import EntropyCoefficient, StackedLinear, hidden_layers
+from border_cli.agents.params import TensorBatch, flat_gradient
+from border_cli.agents.sac import agent as sac
+from border_cli.agents.sac import loss
+from border_cli.agents.sac.agent import ActorCriticAlgorithm, Parts
+from border_cli.agents.sac.network import StackedLinear, hidden_layers
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.runtime import seeding
 
 _FORBIDDEN = -1e9
 """Logit of a forbidden action: its probability is 0, and p·log p stays finite, also where all actions are forbidden."""
@@ -76,7 +69,7 @@ class DsacCritics(nn.Module):
         super().__init__()
         self.encoder = Encoder(spec.inputs, config.channels, generator, config.normalize_obs, config.windows)
         self._n = config.critics
-        sizes = [self.encoder.features, *config.hidden, spec.action.n]
+        sizes = [self.encoder.features, *(config.critic_hidden or config.hidden), spec.action.n]
         self.layers = nn.ModuleList(
             StackedLinear(config.critics, n_in, n_out, generator) for n_in, n_out in pairwise(sizes)
         )
@@ -125,154 +118,58 @@ class DsacPolicy(NetworkPolicy):
         return best
 
 
-make_policy = policy_maker(DsacPolicy, DsacNetwork)
-
-
 # -- learning -------------------------------------------------------------------
 
 
-@dataclass
-class DsacState:
-    """Everything that an opt step reads and changes. critics_target: (n,) · alpha: None unless it is learned."""
-
-    policy: AdamState
-    critics: AdamState
-    critics_target: Tensor
-    alpha: AdamState | None
-    stats: StepStats
-
-
-@dataclass(frozen=True)
-class DsacNetworks:
-    """The networks, bound to the parameters in a state."""
-
-    policy: nn.Module
-    critics: nn.Module
-    critics_target: nn.Module
-    alpha: nn.Module | None
-
-
-class DsacAlgorithm(Algorithm):
-    """The opt step."""
+class DsacAlgorithm(ActorCriticAlgorithm):
+    """The opt step. All gradients are computed before any parameter changes."""
 
     config: DsacConfig
-    state: DsacState
-    scalars = SCALARS
-
-    def __init__(
-        self,
-        layouts: dict[str, FlatParams],
-        state: DsacState,
-        config: DsacConfig,
-        spec: EnvSpec,
-        seed: int,
-    ) -> None:
-        super().__init__(config, state, layouts, seed)
-        self._mask = spec.mask
-        self._target_entropy = config.target_entropy * math.log(spec.action.n)
-
-    def bind(self, state: DsacState) -> DsacNetworks:
-        def bound(name: str, vector: Tensor) -> nn.Module:
-            return self._layouts[name].bind(vector, self.config.precision)
-
-        return DsacNetworks(
-            bound("policy", state.policy.params),
-            bound("critics", state.critics.params),
-            bound("critics", state.critics_target),
-            None if state.alpha is None else bound("alpha", state.alpha.params),
-        )
-
-    def encoders(self, networks: DsacNetworks) -> Sequence[Encoder]:
-        every = (networks.policy, networks.critics, networks.critics_target)
-        return [cast(DsacNetwork | DsacCritics, network).encoder for network in every]
 
     def learn(
         self,
-        networks: DsacNetworks,
-        state: DsacState,
+        networks: loss.SacNetworks,
+        state: loss.SacState,
         batch: TensorBatch,
         noise: Any,
         lr_scale: float | Tensor,
         variant: int,
     ) -> Tensor | None:
-        """See `Algorithm.learn`. All gradients are computed before any parameter changes."""
-        del noise, variant
-        config, alpha = self.config, self._alpha(networks, batch.reward)
+        del noise
+        config, mask, alpha = self.config, self.spec.mask, loss.entropy_coef(networks, self.config)
         target = self._target(networks, batch, alpha)
         all_values = networks.critics(batch.obs)  # (critics, B, n)
         taken = batch.action.view(1, -1, 1).expand(len(all_values), -1, 1)
         values = all_values.gather(2, taken).squeeze(2)
         losses = 0.5 * (values - target).square().sum(0)
         critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
-        log_p = masked(networks.policy(batch.obs), batch.obs, self._mask).log_softmax(1)
-        p = log_p.exp()
-        entropy = -(p * log_p).sum(1)
-        policy_loss = -(p * all_values.detach().min(0).values).sum(1).mean() - (alpha * entropy).mean()
-        gradients = {
-            "critics": flat_gradient(critic_loss, tuple(networks.critics.parameters())),
-            "policy": flat_gradient(policy_loss, tuple(networks.policy.parameters())),
-        }
-        if networks.alpha is not None:
-            # log α falls while the entropy is above its target
-            log_alpha = cast(EntropyCoefficient, networks.alpha).log
-            alpha_loss = (log_alpha * (entropy.detach() - self._target_entropy)).mean()
-            gradients["alpha"] = flat_gradient(alpha_loss, tuple(networks.alpha.parameters()))
+        gradients = {"critics": flat_gradient(critic_loss, tuple(networks.critics.parameters()))}
+        policy_loss = entropy = torch.zeros_like(critic_loss)
+        if variant == 1:
+            log_p = masked(networks.policy(batch.obs), batch.obs, mask).log_softmax(1)
+            p = log_p.exp()
+            entropies = -(p * log_p).sum(1)
+            policy_loss = -(p * all_values.detach().min(0).values).sum(1).mean() - (alpha * entropies).mean()
+            entropy = entropies.detach().mean()
+            gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
+            if networks.alpha is not None:
+                target_entropy = config.target_entropy * math.log(self.spec.action.n)
+                gradients["alpha"] = loss.entropy_coef_gradient(networks, entropy, target_entropy)
         with torch.no_grad():
-            norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
-            skip = state.stats.add(
-                (
-                    *(critic_loss, policy_loss, values.mean(), target.mean()),
-                    *(alpha.mean(), entropy.mean(), torch.stack(norms).norm()),
-                )
-            )
-            for name, gradient in gradients.items():
-                lr = config.critic_lr if name == "critics" and config.critic_lr is not None else config.lr
-                cast(AdamState, getattr(state, name)).update(gradient, lr * lr_scale, config.adam_eps, skip)
+            scalars = (critic_loss, policy_loss, values.mean(), target.mean(), alpha.mean(), entropy)
+            loss.change(state, config, gradients, scalars, lr_scale)
             return None if batch.weight is None else (values - target).abs().mean(0)
 
     @torch.no_grad()
-    def _target(self, networks: DsacNetworks, batch: TensorBatch, alpha: Tensor) -> Tensor:
+    def _target(self, networks: loss.SacNetworks, batch: TensorBatch, alpha: Tensor) -> Tensor:
         """(B,) targets y = R + γ^m·Σ_a π(a|s')·(min_k Q_k(s', a) - α·log π(a|s')), and R alone where terminated."""
-        log_p = masked(networks.policy(batch.next_obs), batch.next_obs, self._mask).log_softmax(1)
-        values = networks.critics_target(batch.next_obs).min(0).values
+        log_p = masked(networks.policy(batch.next_obs), batch.next_obs, self.spec.mask).log_softmax(1)
+        values = cast(nn.Module, networks.critics_target)(batch.next_obs).min(0).values
         value = (log_p.exp() * (values - alpha * log_p)).sum(1)
         return batch.reward + batch.discount * torch.where(batch.terminated, 0.0, value)
 
-    def _alpha(self, networks: DsacNetworks, like: Tensor) -> Tensor:
-        """(1,) entropy coefficient, without a gradient."""
-        if networks.alpha is not None:
-            return cast(Tensor, networks.alpha()).detach()
-        return torch.full((1,), self.config.entropy_coef or 0.0, device=like.device)
 
-    def update_targets(self, number: int) -> None:
-        if number % self.config.target_interval == 0:
-            polyak_(self.state.critics_target, self.state.critics.params, self.config.target_tau)
-
-    def reset_targets(self) -> None:
-        polyak_(self.state.critics_target, self.state.critics.params, 1.0)
-
-
-def make_agent(config: DsacConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
-    """A new agent. `seed` is the run's."""
-    check_spec(config, spec)
-    generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-    layouts = {
-        "policy": FlatParams(DsacNetwork(spec, config, generator)),
-        "critics": FlatParams(DsacCritics(spec, config, generator)),
-    }
-    layouts["critics_target"] = layouts["critics"]
-    if config.entropy_coef is None:
-        layouts["alpha"] = FlatParams(EntropyCoefficient(config.entropy_coef_start))
-    online = {
-        name: AdamState.init(layouts[name], layouts[name].init().to(torch.device(device)), config.adam_beta1)
-        for name in layouts
-        if name != "critics_target"
-    }
-    stats = StepStats.init(len(SCALARS), torch.device(device))
-    critics = online["critics"]
-    state = DsacState(online["policy"], critics, critics.params.clone(), online.get("alpha"), stats)
-    policy = DsacPolicy(layouts["policy"], state.policy.params, config, spec, seed, shared=True)
-    return NetworkAgent(policy, DsacAlgorithm(layouts, state, config, spec, seed), config.batch_size)
-
-
+_PARTS = Parts(check_spec, DsacNetwork, DsacCritics, DsacPolicy, DsacAlgorithm)
+make_policy = policy_maker(DsacPolicy, DsacNetwork)
+make_agent = partial(sac.make_agent, parts=_PARTS)
 agent_bytes = bytes_by(make_agent)

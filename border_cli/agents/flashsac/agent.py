@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.dqn.loss import CategoricalHead
 from border_cli.agents.flashsac.config import FlashsacConfig
 from border_cli.agents.nets import Encoder, in_float32, layer_list
-from border_cli.agents.params import FlatParams, StepStats, TensorBatch, flat_gradient
+from border_cli.agents.params import FlatParams, TensorBatch, flat_gradient
 from border_cli.agents.sac import agent as sac
 from border_cli.agents.sac import loss
 from border_cli.agents.sac.agent import Parts, SacAlgorithm, SacPolicy, check_spec
@@ -38,7 +37,7 @@ SCALARS = (*loss.SCALARS[:-1], "reward_scale", loss.SCALARS[-1])
 RETURN = "discounted_return"
 """Column: (), discounted return up to an env step, G ← γ·G + r. It begins at 0 after a terminated episode, and continues
 after a truncated one, as the values of a truncated one do: otherwise they could be far beyond the largest return."""
-_MAX_RETURN, _ATOMS, _CRITICS = 5.0, 101, 2
+_MAX_RETURN, _ATOMS = 5.0, 101
 """Normalised returns are within ±5, which 101 atoms cover."""
 _LOG_STD_RANGE = (-10.0, 2.0)
 _ZETA = 2.0
@@ -202,20 +201,20 @@ def reward_scale(mean: Tensor, square: Tensor, largest: Tensor) -> Tensor:
 
 
 class FlashsacCritics(nn.Module):
-    """Two critics as one network, for logits of normalised returns. They share encoder and statistics of the returns."""
+    """Several critics as one network, for logits of normalised returns. They share encoder and statistics of returns."""
 
     def __init__(self, spec: EnvSpec, config: FlashsacConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
         self._bijector = TanhBijector(spec.action)
-        features = self.encoder.features + self._bijector.size
-        self.trunk = Trunk(_CRITICS, features, config.critic_hidden, _ATOMS, generator)
+        features, self._n = self.encoder.features + self._bijector.size, config.critics
+        self.trunk = Trunk(config.critics, features, config.critic_hidden, _ATOMS, generator)
         self.returns = ReturnStatistics()
 
     def forward(self, obs: dict[str, Tensor], action: Tensor, stats: BatchStats | None = None) -> Tensor:
-        """{name: (B, ...)} and actions (B, d) → (2, B, 101) logits. stats: see `BatchRenorm`."""
+        """{name: (B, ...)} and actions (B, d) → (critics, B, 101) logits. stats: see `BatchRenorm`."""
         action = self._bijector.to(action.device).unscale(action)
-        x = torch.cat([self.encoder(obs), action], 1).expand(_CRITICS, -1, -1)
+        x = torch.cat([self.encoder(obs), action], 1).expand(self._n, -1, -1)
         return cast(Tensor, self.trunk(x, stats))
 
 
@@ -303,14 +302,14 @@ class FlashsacAlgorithm(SacAlgorithm):
 
     scalars = SCALARS
 
-    def __init__(
-        self, layouts: dict[str, FlatParams], state: loss.SacState, constants: loss.SacConstants, seed: int
-    ) -> None:
-        device, config = state.critics.params.device, cast(FlashsacConfig, constants.config)
-        state.stats = StepStats.init(len(SCALARS), device)
-        entropy = 0.5 * constants.bijector.n_free * math.log(2 * math.pi * math.e * config.target_std**2)
-        super().__init__(layouts, state, replace(constants, target_entropy=entropy), seed)
+    def __init__(self, layouts: dict[str, FlatParams], state: loss.SacState, *args: Any) -> None:
+        super().__init__(layouts, state, *args)
+        device = state.critics.params.device
         self.head = CategoricalHead(torch.linspace(-_MAX_RETURN, _MAX_RETURN, _ATOMS, device=device))
+
+    def target_entropy(self, n: int) -> float:
+        """That of n Gaussian numbers with the standard deviation `target_std`."""
+        return 0.5 * n * math.log(2 * math.pi * math.e * cast(Any, self.config).target_std ** 2)
 
     def learn(
         self,
@@ -367,9 +366,9 @@ class FlashsacAlgorithm(SacAlgorithm):
     def target(self, next_logits: Tensor, penalty: Tensor, batch: TensorBatch, scale: Tensor) -> Tensor:
         """(B, 101) probabilities of R/scale + γ^m·(z - α·log π(a'|s')), and of R/scale where terminated, on the atoms.
 
-        z is distributed as the critic with the smaller mean says.
+        z is distributed as the critic with the smallest mean says.
 
-        next_logits: (2, B, 101) of the next states and actions · penalty: (B,) α·log π · scale: () of the rewards.
+        next_logits: (critics, B, 101) of the next states and actions · penalty: (B,) α·log π · scale: () of the rewards.
         """
         smaller = self.head.values(next_logits).argmin(0).view(1, -1, 1).expand(-1, -1, _ATOMS)
         p, z = next_logits.gather(0, smaller)[0].softmax(-1), self.head.atoms.expand(len(penalty), -1)
@@ -377,7 +376,7 @@ class FlashsacAlgorithm(SacAlgorithm):
         return self.head.project(p, loss.soft_target(z, penalty, reward, batch.discount, batch.terminated))
 
 
-_PARTS = Parts(FlashsacNetwork, FlashsacCritics, FlashsacPolicy, FlashsacAlgorithm)
+_PARTS = Parts(check_spec, FlashsacNetwork, FlashsacCritics, FlashsacPolicy, FlashsacAlgorithm)
 make_policy = policy_maker(FlashsacPolicy, FlashsacNetwork)
 make_agent = partial(sac.make_agent, parts=_PARTS)
 agent_bytes = bytes_by(make_agent)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.config import ActorCriticConfig
 from border_cli.agents.memory import STATE, memory_columns
 from border_cli.agents.nets import Encoder, to_tensors
 from border_cli.agents.params import FlatParams, TensorBatch
@@ -45,37 +46,33 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """The classes that an agent of the family is made of."""
+    """What an actor-critic agent is made of. check_spec: raises UsageError unless the agent can act in these spaces."""
 
+    check_spec: Callable[[Any, EnvSpec], None]
     network: Callable[..., nn.Module]
     critics: Callable[..., nn.Module]
-    policy: type[SacPolicy]
-    algorithm: type[SacAlgorithm]
+    policy: Callable[..., NetworkPolicy]
+    algorithm: type[ActorCriticAlgorithm]
 
 
 def make_agent(
-    config: SacConfig, spec: EnvSpec, seed: int, device: str = "cpu", parts: Parts | None = None
+    config: ActorCriticConfig, spec: EnvSpec, seed: int, device: str = "cpu", parts: Parts | None = None
 ) -> NetworkAgent:
     """A new agent. `seed` is the run's."""
-    check_spec(config, spec)
     parts = parts or SAC
+    parts.check_spec(config, spec)
     generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-    where = torch.device(device)
-    policy_layout = FlatParams(parts.network(spec, config, generator))
-    critics_layout = FlatParams(parts.critics(spec, config, generator))
-    layouts = {"policy": policy_layout, "critics": critics_layout}
-    if config.has_targets:
-        layouts["critics_target"] = critics_layout
-    if config.policy == "deterministic" and config.has_targets:
-        layouts["policy_target"] = policy_layout
-    if config.policy == "gaussian" and config.entropy_coef is None:
+    layouts = {
+        "policy": FlatParams(parts.network(spec, config, generator)),
+        "critics": FlatParams(parts.critics(spec, config, generator)),
+    }
+    if config.fixed_entropy_coef is None:
         layouts["alpha"] = FlatParams(EntropyCoefficient(config.entropy_coef_start))
-    state = loss.SacState.init(layouts, where, config.adam_beta1)
-    policy = parts.policy(policy_layout, state.policy.params, config, spec, seed, shared=True)
-    bijector = TanhBijector(spec.action).to(where)
-    target_entropy = -float(bijector.n_free) if config.target_entropy is None else config.target_entropy
-    constants = loss.SacConstants(config, bijector, target_entropy)
-    return NetworkAgent(policy, parts.algorithm(layouts, state, constants, seed), config.batch_size)
+    layouts |= {name: layouts[name.removesuffix("_target")] for name in config.target_networks}
+    scalars = len(parts.algorithm.scalars)
+    state = loss.SacState.init(layouts, torch.device(device), config.adam_beta1, scalars)
+    policy = parts.policy(layouts["policy"], state.policy.params, config, spec, seed, shared=True)
+    return NetworkAgent(policy, parts.algorithm(layouts, state, config, spec, seed), config.batch_size)
 
 
 agent_bytes = bytes_by(make_agent)
@@ -251,19 +248,24 @@ class SacPolicy(NetworkPolicy):
 make_policy = policy_maker(SacPolicy, PolicyNetwork)
 
 
-class SacAlgorithm(Algorithm):
-    """SAC, TD3 or TQC, as the configuration combines their parts."""
+class ActorCriticAlgorithm(Algorithm):
+    """Networks, targets and metrics of an agent with a policy and critics."""
 
-    config: SacConfig
+    config: ActorCriticConfig
     state: loss.SacState
     scalars: tuple[str, ...] = loss.SCALARS
 
     def __init__(
-        self, layouts: dict[str, FlatParams], state: loss.SacState, constants: loss.SacConstants, seed: int
+        self,
+        layouts: dict[str, FlatParams],
+        state: loss.SacState,
+        config: ActorCriticConfig,
+        spec: EnvSpec,
+        seed: int,
     ) -> None:
-        super().__init__(constants.config, state, layouts, seed)
-        self.constants = constants
-        self.variants = (1,) if self.config.policy_interval == 1 else (0, 1)
+        super().__init__(config, state, layouts, seed)
+        self.spec = spec
+        self.variants = (1,) if config.policy_interval == 1 else (0, 1)
 
     def bind(self, state: loss.SacState) -> loss.SacNetworks:
         def bound(name: str, vector: Tensor) -> nn.Module:
@@ -282,28 +284,9 @@ class SacAlgorithm(Algorithm):
         every = (networks.policy, networks.policy_target, networks.critics, networks.critics_target)
         return [cast(PolicyNetwork | Critics, network).encoder for network in every if network is not None]
 
-    def noise(self, rows: int) -> loss.StepNoise:
-        shape = getattr(self.config, "sequences", None)
-        length = 1 if shape is None else shape.length
-        size = length * rows, self.constants.bijector.size
-        device = self.state.critics.params.device
-        normal = [to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)]
-        return loss.StepNoise(*normal)
-
     def variant(self, number: int) -> int:
         """1 where the policy changes too."""
         return int(number % self.config.policy_interval == 0)
-
-    def learn(
-        self,
-        networks: loss.SacNetworks,
-        state: loss.SacState,
-        batch: TensorBatch,
-        noise: loss.StepNoise,
-        lr_scale: float | Tensor,
-        variant: int,
-    ) -> Tensor | None:
-        return loss.opt_step(networks, self.constants, state, batch, noise, variant == 1, lr_scale)
 
     def update_targets(self, number: int) -> None:
         if number % self.config.target_interval == 0:
@@ -323,4 +306,45 @@ class SacAlgorithm(Algorithm):
         return {name: total / divisors[name] for name, total in totals if divisors[name]}
 
 
-SAC = Parts(PolicyNetwork, Critics, SacPolicy, SacAlgorithm)
+class SacAlgorithm(ActorCriticAlgorithm):
+    """SAC, TD3, TQC or CrossQ, as the configuration combines their parts."""
+
+    config: SacConfig
+
+    def __init__(
+        self,
+        layouts: dict[str, FlatParams],
+        state: loss.SacState,
+        config: SacConfig,
+        spec: EnvSpec,
+        seed: int,
+    ) -> None:
+        super().__init__(layouts, state, config, spec, seed)
+        bijector = TanhBijector(spec.action).to(state.critics.params.device)
+        self.constants = loss.SacConstants(config, bijector, self.target_entropy(bijector.n_free))
+
+    def target_entropy(self, n: int) -> float:
+        """The target entropy [nats] of n action dimensions, scaled to [-1, 1]."""
+        return -float(n) if self.config.target_entropy is None else self.config.target_entropy
+
+    def noise(self, rows: int) -> loss.StepNoise:
+        shape = getattr(self.config, "sequences", None)
+        length = 1 if shape is None else shape.length
+        size = length * rows, self.constants.bijector.size
+        device = self.state.critics.params.device
+        normal = [to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)]
+        return loss.StepNoise(*normal)
+
+    def learn(
+        self,
+        networks: loss.SacNetworks,
+        state: loss.SacState,
+        batch: TensorBatch,
+        noise: loss.StepNoise,
+        lr_scale: float | Tensor,
+        variant: int,
+    ) -> Tensor | None:
+        return loss.opt_step(networks, self.constants, state, batch, noise, variant == 1, lr_scale)
+
+
+SAC = Parts(check_spec, PolicyNetwork, Critics, SacPolicy, SacAlgorithm)

@@ -5,10 +5,10 @@ There is one class whose options can be combined; TD3, TQC and CrossQ have other
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from border_cli.agents.config import MemoryConfig
+from border_cli.agents.config import ActorCriticConfig, MemoryConfig
 from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 
@@ -19,12 +19,12 @@ _ALL_EXPLORATIONS = tuple(name for names in EXPLORATIONS.values() for name in na
 
 
 @dataclass
-class SacConfig(MemoryConfig):
+class SacConfig(ActorCriticConfig, MemoryConfig):
     """SAC (Haarnoja et al., 2018) with a learned entropy coefficient, and the parts of TD3 and TQC as options."""
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = (
-        *MemoryConfig.not_in_opt_step,
-        *("noise_std", "noise_interval", "random_env_steps", "target_interval", "target_tau"),
+        *ActorCriticConfig.not_in_opt_step,
+        *("noise_std", "noise_interval"),
     )
     only_with: ClassVar[dict[str, str]] = MemoryConfig.only_with | {
         "agent.policy=gaussian": "entropy_coef entropy_coef_start target_entropy",
@@ -37,22 +37,13 @@ class SacConfig(MemoryConfig):
 
     type: str = option("sac", "name of the agent")
     batch_size: int = override_default(MemoryConfig, "batch_size", 256)
-    lr: float = override_default(MemoryConfig, "lr", 3e-4)
-    critic_lr: float | None = option(
-        None, "learning rate of the critics; null: lr", unit="rate", gt=0.0, le=1.0
-    )
     policy: str = option("gaussian", "a squashed Gaussian, or one action per state", choices=POLICIES)
-    policy_interval: int = option(1, "one policy update per this many opt steps", unit="opt steps", ge=1)
-    critic_hidden: list[int] = option(
-        [], "units per hidden layer of each critic; []: those of hidden", unit="units", ge=1
-    )
     norm: str = option(
         "none",
         "batch: batch renormalisation before each linear layer, current and next actions as one batch of the critics, and "
         "no target networks (CrossQ)",
         choices=("none", "batch"),
     )
-    critics: int = option(2, "number of critics", unit="critics", ge=1)
     quantiles: int = option(
         1, "quantiles of the return per critic; 1: the mean of the return", unit="quantiles", ge=1
     )
@@ -69,20 +60,10 @@ class SacConfig(MemoryConfig):
         unit="reward",
         gt=0.0,
     )
-    entropy_coef: float | None = option(
-        None, "entropy coefficient; auto: learned", unit="reward/nat", ge=0.0, auto=True
-    )
-    entropy_coef_start: float = option(
-        1.0, "initial value of a learned entropy coefficient", unit="reward/nat", gt=0.0
-    )
     target_entropy: float | None = option(
         None,
         "target entropy of a learned coefficient, actions scaled to [-1, 1]; null: minus the number of action dimensions",
         unit="nats",
-    )
-    target_interval: int = option(1, "update the target networks this often", unit="opt steps", ge=1)
-    target_tau: float = option(
-        0.005, "share of the online networks in each target update; 1: a copy", unit="share", gt=0.0, le=1.0
     )
     target_noise: float = option(
         0.2,
@@ -114,9 +95,6 @@ class SacConfig(MemoryConfig):
         unit="env steps",
         ge=1,
     )
-    random_env_steps: int = option(
-        1_000, "uniform random actions until this env step", unit="env steps", ge=0
-    )
 
     def validate(self) -> None:
         super().validate()
@@ -138,12 +116,14 @@ class SacConfig(MemoryConfig):
             )
 
     @property
-    def has_targets(self) -> bool:
-        """Whether there are target networks."""
-        return self.norm == "none"
+    def fixed_entropy_coef(self) -> float | None:
+        return self.entropy_coef if self.policy == "gaussian" else 0.0
 
-    def trained(self) -> SacConfig:
-        return replace(self, random_env_steps=0)
+    @property
+    def target_networks(self) -> tuple[str, ...]:
+        if self.norm == "batch":
+            return ()
+        return ("critics_target",) if self.policy == "gaussian" else ("critics_target", "policy_target")
 
 
 @dataclass

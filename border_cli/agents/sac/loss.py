@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.batch_renorm import BatchStats
+from border_cli.agents.config import ActorCriticConfig
 from border_cli.agents.memory import STATE, at_next, mean_of_rows, sequence_errors
 from border_cli.agents.params import (
     AdamState,
@@ -60,7 +61,7 @@ class SacState:
     policy_steps: Tensor
 
     @staticmethod
-    def init(layouts: dict[str, FlatParams], device: torch.device, beta1: float = 0.9) -> SacState:
+    def init(layouts: dict[str, FlatParams], device: torch.device, beta1: float, n_scalars: int) -> SacState:
         """The state before the first opt step. Optional fields without a layout are None."""
         online = {
             name: AdamState.init(layouts[name], layouts[name].init().to(device), beta1)
@@ -73,7 +74,7 @@ class SacState:
             critics_target=online["critics"].params.clone() if "critics_target" in layouts else None,
             policy_target=online["policy"].params.clone() if "policy_target" in layouts else None,
             alpha=online.get("alpha"),
-            stats=StepStats.init(len(SCALARS), device),
+            stats=StepStats.init(n_scalars, device),
             policy_steps=torch.zeros((), device=device),
         )
 
@@ -167,7 +168,7 @@ def entropy_coef_gradient(nets: SacNetworks, entropy: Tensor, target: float) -> 
 
 def change(
     state: SacState,
-    config: SacConfig,
+    config: ActorCriticConfig,
     gradients: dict[str, Tensor],
     scalars: Sequence[Tensor],
     lr_scale: float | Tensor,
@@ -255,12 +256,11 @@ def critic_losses(values: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     return quantile_huber(values, target.expand(len(values), -1, -1), levels, kappa).sum(0)
 
 
-def entropy_coef(nets: SacNetworks, config: SacConfig) -> Tensor:
+def entropy_coef(nets: SacNetworks, config: ActorCriticConfig) -> Tensor:
     """(1,) entropy coefficient, without a gradient; 0 for a deterministic policy."""
     if nets.alpha is not None:
         return cast(Tensor, nets.alpha()).detach()
-    fixed = config.entropy_coef if config.policy == "gaussian" else 0.0
-    return torch.full((1,), fixed or 0.0, device=next(nets.policy.parameters()).device)
+    return torch.full((1,), config.fixed_entropy_coef or 0.0, device=next(nets.policy.parameters()).device)
 
 
 @dataclass(frozen=True)
