@@ -37,6 +37,8 @@ _WRAPPERS_OF_ANYTHING = ("GymV21Environment", "GymV26Environment")
 """Ids of gymnasium, without version, that import what their arguments name."""
 _WRITES_FILES = ("RecordVideo",)
 """Wrappers of gymnasium that write where their arguments say."""
+_OURS = ("border_cli.envs.atari:Catch",)
+"""Entry points of `conf/env/`."""
 _NOWHERE = (None, "local")
 """Values of an address that lead to nothing outside of the run."""
 _WRITTEN_TO = (".", "checkpoints", "eval", "tensorboard", "videos", "export", "export/numpy", "export/onnx")
@@ -177,7 +179,8 @@ def code_names(data: Mapping[str, Any]) -> dict[str, list[str]]:
     sections = (data.get(name) for name in ("env", "actor_manager", "recorder"))
     env, manager, recorder = (section if isinstance(section, Mapping) else {} for section in sections)
     names = {"plugins": names_in(data.get("plugins"))}
-    names |= {f"env.{key}": names_in(env.get(key)) for key in ("imports", "entry_point")}
+    names |= {"env.imports": names_in(env.get("imports"))}
+    names["env.entry_point"] = [name for name in names_in(env.get("entry_point")) if name not in _OURS]
     wrappers = names_in(env.get("wrappers"))
     names["env.wrappers"] = [name for name in wrappers if ":" in name or name in _WRITES_FILES]
     env_id = str(env.get("id") or "")

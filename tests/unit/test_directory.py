@@ -140,6 +140,7 @@ def test_a_command_that_only_plays_needs_no_trust_for_a_tracker(tmp_path: Path) 
     "data",
     [
         {"env": {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": True}, "wrappers": WRAPPERS[:1]}},
+        {"env": {"entry_point": "border_cli.envs.atari:Catch"}},
         {
             "plugins": [],
             "evaluator": {"type": "process"},
