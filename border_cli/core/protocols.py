@@ -155,7 +155,11 @@ class ReplayBuffer(Protocol):
         """Append rows of one actor, each environment's in stream order."""
 
     def __len__(self) -> int:
-        """Rows that can be sampled."""
+        """Rows that can be sampled; of a buffer of sequences, sequences."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows whose next observation has arrived."""
 
     def batch(self, size: int, into: Batch | None = None) -> Batch:
         """A batch of `size` rows. Raises ValueError while fewer than `size` rows can be sampled.

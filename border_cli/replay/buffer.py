@@ -216,6 +216,10 @@ class RowReplayBuffer:
     def __len__(self) -> int:
         return self._ready
 
+    @property
+    def n_rows(self) -> int:
+        return int(np.count_nonzero(self._is_complete))
+
     # -- pushing --------------------------------------------------------
 
     def push(self, items: Items, actor: int = 0) -> None:

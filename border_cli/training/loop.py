@@ -69,7 +69,7 @@ class TrainingLoop(ABC):
                     *self._shutdown(),
                     self.parts.checkpoints.save_unwritten_best,
                     *([self._record] if self._started else []),
-                    lambda: self.parts.telemetry.refresh(phase, len(self.parts.buffer), self.actors),
+                    lambda: self.parts.telemetry.refresh(phase, self.parts.buffer.n_rows, self.actors),
                 ]
             )
         except CheckpointIOError as e:
@@ -274,7 +274,7 @@ class TrainingLoop(ABC):
         if not state.agent_values and (last := p.agent.take_record()) is not None:
             state.agent_values = last.values  # the end or the warm-up cut this interval short
         actors, replay = self.actors or p.source.stats(), p.buffer
-        values = p.telemetry.interval_values(len(replay), replay.capacity, actors, state.agent_values)
+        values = p.telemetry.interval_values(replay.n_rows, replay.capacity, actors, state.agent_values)
         state.agent_values = {}
         p.recorder.write(Record(values, p.limiter.opt_steps, p.limiter.env_steps, p.telemetry.seconds))
 
@@ -325,7 +325,7 @@ class TrainingLoop(ABC):
         if p.telemetry.refresh_due():
             if self._phase == "starting" and p.limiter.env_steps:
                 self._phase = "warm-up"
-            p.telemetry.refresh(self._phase, len(p.buffer), self.actors or p.source.stats())
+            p.telemetry.refresh(self._phase, p.buffer.n_rows, self.actors or p.source.stats())
         p.view.show(p.telemetry.progress)
 
 

@@ -81,9 +81,13 @@ class Naive:
         *stream, t = key
         return self.row_of[(*stream, max(t - self.stack + 1, 0))]  # type: ignore[index]
 
+    def complete(self) -> set[Key]:
+        """Return every transition whose next observation has been pushed."""
+        return {key for key, (then, *_) in self.transitions.items() if then in self.row_of}
+
     def possible(self) -> set[Key]:
-        """Return every transition whose next observation has been pushed, or the first one of every whole sequence."""
-        complete = {key for key, (then, *_) in self.transitions.items() if then in self.row_of}
+        """Return every complete transition, or the first one of every whole sequence."""
+        complete = self.complete()
         return complete if self.shape is None else {key for key in complete if self._is_whole(key, complete)}
 
     def _is_whole(self, first: Key, complete: set[Key]) -> bool:
@@ -204,6 +208,8 @@ class World:
     def check(self) -> None:
         certain, possible, n = self.naive.certain(), self.naive.possible(), len(self.buffer)
         assert len(certain) <= n <= len(possible)
+        assert n <= self.buffer.n_rows <= len(self.naive.complete())
+        assert self.naive.shape is not None or n == self.buffer.n_rows
         if n == 0:
             return
         seen: set[Key] = set()

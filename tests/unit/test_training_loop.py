@@ -41,7 +41,7 @@ class Components:
             announce=lambda _: None,
             grant=lambda credits: self.calls.append(("grant", *credits)),
         )
-        self.buffer = self
+        self.buffer, self.n_rows = self, 0
 
     def __len__(self) -> int:
         return 0
