@@ -34,7 +34,8 @@ class Sampler:
         owner: who acts, for messages.
 
     `dropped` counts the env steps that were left out because a number was not finite; no row and no other count
-    includes them. `exact` says whether every environment was restored exactly from the saved state.
+    includes them. `exact` says whether every environment was restored exactly from the saved state. `least_credit` is the
+    credit that a step needs [env steps]: of environments that are stepped together, one for each.
     """
 
     incarnation = 0
@@ -56,6 +57,7 @@ class Sampler:
         self._seed_of = seed_of
         self._owner = owner
         self._all = list(range(env.n_envs))
+        self.least_credit = 1 if env.together is None else env.n_envs
         self._episodes = np.zeros(env.n_envs, np.int64)
         # Environments that started a new episode on resume; the rows of the episode before are cut at the next step.
         self._to_cut: list[int] = []
@@ -99,11 +101,6 @@ class Sampler:
         env_ix = [(self.next_env + i) % self._env.n_envs for i in range(k)]
         self.next_env = (self.next_env + k) % self._env.n_envs
         return env_ix
-
-    @property
-    def least_credit(self) -> int:
-        """Credit that a step needs [env steps]: of environments that are stepped together, one for each."""
-        return 1 if self._env.together is None else self._env.n_envs
 
     def step(self, env_ix: Sequence[int], env_steps: int) -> int:
         """One env step in each of these environments. Returns how many of them count: all that were not dropped.
@@ -193,7 +190,7 @@ class InThreadSource:
     def collect(self) -> list[Chunk]:
         """The rows of one env step in each environment; nothing without credit, or after `stop`."""
         k = 0 if self._stat.state == "done" else min(self._n_envs, self._credit - self._stat.env_steps)
-        if k < max(1, self._sampler.least_credit):
+        if k < self._sampler.least_credit:
             return []
         taken = self._sampler.step(self._sampler.next_envs(k), self._global_env_steps)
         items = self._sampler.processor.take()

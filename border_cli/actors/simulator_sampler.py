@@ -37,6 +37,7 @@ class SimulatorSampler:
     def __init__(self, simulator: Any, policy: Any, seed_of: Callable[[int], int], on_device: bool) -> None:
         self.processor = self
         self.incarnation, self.exact = 0, True
+        self.least_credit = int(simulator.n_envs)
         self._simulator, self._policy, self._seed_of, self._on_device = simulator, policy, seed_of, on_device
         tensors = {"action", *(leaf.name for leaf in simulator.spec.obs.leaves)}
         self._columns = tuple(c for c in item_columns(simulator.spec) if c.name not in tensors)
@@ -60,11 +61,6 @@ class SimulatorSampler:
 
     def state(self) -> State:
         return State({}, {"incarnation": self.incarnation})
-
-    @property
-    def least_credit(self) -> int:
-        """Credit that a step needs [env steps]."""
-        return int(self._simulator.n_envs)
 
     def next_envs(self, k: int) -> range:
         """All environments."""

@@ -159,7 +159,10 @@ class RatioLimiter:
         """
         most = _UNLIMITED if self._max_env_steps is None else self._max_env_steps
         # In lockstep rounds take the place of credit.
-        is_used = self.env_steps >= most or (self._given >= most and not self._can_act)
+        rest = len(self.credits) * (self._least_credit - 1)
+        is_used = self.env_steps >= most or (
+            self.env_steps + rest >= most and self._given >= most and not self._can_act
+        )
         return is_used and (self._interval is None or not may_opt)
 
     def grant(self, missing: int = 0) -> bool:

@@ -156,7 +156,8 @@ class DqnPolicy(NetworkPolicy):
         """(B, n, k) outputs of the network; see `action_values`."""
         if self._memory is not None and env_ix is not None:
             self._memory.select(env_ix)
-        state, outputs, after = None if self._memory is None else self._memory.before, np.empty(0), None
+        outputs: Array
+        state, after = None if self._memory is None else self._memory.before, None
         if self._arrays is not None:
             normal = None if noise.normal is None else noise.normal.numpy()
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
@@ -171,7 +172,7 @@ class DqnPolicy(NetworkPolicy):
                     outputs, after = (part.cpu().numpy() for part in network.remember(tensors, before, noise))
         if self._memory is not None and after is not None:
             self._memory.after = after
-        return outputs.reshape(-1, self._n, outputs.shape[-1])
+        return outputs.reshape(-1, self._n, outputs.shape[-1]) if self._shape else outputs
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B,) int64, the best allowed action, (B, *shape) for several at once; without noise in the network."""
