@@ -40,7 +40,7 @@ _GONE = {"prioritized": {"initial_priority": "max"}}
 """Keys of kinds of buffers that no longer exist, with the value that stands for what the buffer does now."""
 _NEW = {
     "agent": {
-        **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none"},
+        **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none", "privileged_obs": []},
         **{"gru": None, "sequence_length": 40, "burn_in": 20, "priority_max_share": 0.9},
     },
     "buffer": {"her": "none", "her_ratio": 0.8},

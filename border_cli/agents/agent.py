@@ -44,6 +44,8 @@ class NetworkPolicy(ABC):
         actor, incarnation: with the seed they determine the random generator of exploration. Evaluation has its own
             generator, which depends on the seed alone and restarts with each `eval`.
         shared: whether an algorithm changes the parameters too. Otherwise only `sync_model` does.
+
+    seen: the spec without the parts of the observation that only critics see.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class NetworkPolicy(ABC):
         self.params = params
         self._config = config
         self._mask = spec.mask
+        self.seen = spec.without(getattr(config, "privileged_obs", ()))
         self._shared = shared
         self._views: tuple[dict[str, Array], Array] | None = None  # of parameters on the CPU
         self.version = 0
@@ -322,24 +325,29 @@ class Algorithm(ABC):
 
 @torch.no_grad()
 def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch, burn_in: int = 0) -> None:
-    """Update the statistics of observations of the first encoder and copy them to the others, so that all have the same.
+    """Update the statistics of observations of one encoder and copy them to the others, so that all have the same.
 
     A batch with a number that is not finite changes nothing. Nothing is read back from the device.
     """
-    acting, *others = encoders
+    widest = max(
+        encoders, key=lambda encoder: len(encoder.normalized)
+    )  # critics may see more than the policy
     obs, next_obs, valid = batch.obs, batch.next_obs, batch.extra.get("is_valid")
     if valid is not None:  # of the rows of sequences
         next_obs = {name: rows.flatten(0, 1) for name, rows in obs.items()}
         obs = {name: rows[:, burn_in : burn_in + valid.shape[1]].flatten(0, 1) for name, rows in obs.items()}
-    before, after = acting.statistics(), acting.updated_statistics(obs, valid)
-    numbers = [batch.reward, *(next_obs[name] for name in acting.normalized), *after]
+    before, after = widest.statistics(), widest.updated_statistics(obs, valid)
+    numbers = [batch.reward, *(next_obs[name] for name in widest.normalized), *after]
     total = torch.stack([part.sum().float() for part in numbers]).sum()
     is_finite = total - total == 0.0  # half of the time of isfinite
     for old, new in zip(before, after, strict=True):
         old.copy_(torch.where(is_finite, new, old))
-    for other in others:
-        for copied, tensor in zip(other.statistics(), before, strict=True):
-            copied.copy_(tensor)
+    own = dict(zip(widest.normalized, widest.normalizers, strict=True))
+    for other in encoders:
+        for name, part in zip(other.normalized, other.normalizers, strict=True):
+            for copied, tensor in zip(part.buffers(), own[name].buffers(), strict=True):
+                if copied is not tensor:
+                    copied.copy_(tensor)
 
 
 _SKIP_CHECK_INTERVAL = 100

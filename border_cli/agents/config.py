@@ -131,6 +131,11 @@ class ActorCriticConfig(NetworkConfig):
         [], "units per hidden layer of each critic; []: those of hidden", unit="units", ge=1
     )
     critics: int = option(2, "number of critics", unit="critics", ge=1)
+    privileged_obs: list[str] = option(
+        [],
+        "parts of a Dict observation that only the critics see, named as in env.obs_keys: the policy acts without them "
+        "(asymmetric actor-critic)",
+    )
     policy_interval: int = option(1, "one policy update per this many opt steps", unit="opt steps", ge=1)
     entropy_coef: float | None = option(
         None, "entropy coefficient; auto: learned", unit="reward/nat", ge=0.0, auto=True

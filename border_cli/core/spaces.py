@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from border_cli.core.errors import UsageError
 
 Array = NDArray[Any]
 ACTION_MASK = "action_mask"
@@ -165,6 +167,21 @@ class EnvSpec:
     def inputs(self) -> ObsSpec:
         """What a network sees of an observation: all but the mask."""
         return ObsSpec(tuple(leaf for leaf in self.obs.leaves if not self._is_mask(leaf)))
+
+    def without(self, keys: Sequence[str]) -> EnvSpec:
+        """The spec without these parts of the observation, or those that begin like this. Raises UsageError."""
+        names = {leaf: ".".join(map(str, leaf.path)) for leaf in self.inputs.leaves}
+        parts = {
+            key: {leaf for leaf, name in names.items() if f"{name}.".startswith(f"{key}.")} for key in keys
+        }
+        hidden = {leaf for leaves in parts.values() for leaf in leaves}
+        unknown = [key for key, leaves in parts.items() if not leaves]
+        if unknown or len(hidden) == len(names):
+            problem = f"there is no {unknown[0]!r}" if unknown else "nothing is left for the policy"
+            raise UsageError(
+                f"agent.privileged_obs: {problem}", allowed=[name for name in names.values() if name] or "[]"
+            )
+        return replace(self, obs=ObsSpec(tuple(leaf for leaf in self.obs.leaves if leaf not in hidden)))
 
     def difference(self, here: EnvSpec) -> str:
         """The first difference between this saved spec and the one of an environment, in words."""

@@ -101,6 +101,7 @@ def write_policy(
 
     Raises UsageError where the agent cannot be exported or a package is missing, OSError.
     """
+    spec = getattr(policy, "seen", spec)
     module = ExportedPolicy(policy, spec).eval().requires_grad_(False)
     folder.mkdir(parents=True, exist_ok=True)
     names = {"onnx": ["policy.onnx"], "numpy": ["policy.py", "policy.json", "policy.npz"]}

@@ -33,7 +33,8 @@ _NOT_GIVEN = object()
 class LoadedModel:
     """A trained model that acts.
 
-    spec: the spaces of its environment · opt_steps: at which it was taken · path: the directory it was read from.
+    spec: the spaces of its environment, without `agent.privileged_obs` · opt_steps: at which it was taken · path: the
+    directory it was read from.
     """
 
     def __init__(
@@ -218,7 +219,8 @@ def load(
     import_plugins(saved.description, plugins, trust)
     policy = make_policy(saved, seed)
     in_info = stored_config(saved.description).env.action_mask == "info"
-    return LoadedModel(policy, saved.description.spec, saved.info.version, located.path, in_info)
+    spec = getattr(policy, "seen", saved.description.spec)
+    return LoadedModel(policy, spec, saved.info.version, located.path, in_info)
 
 
 def save_agent(

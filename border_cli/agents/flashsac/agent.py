@@ -139,7 +139,8 @@ class FlashsacNetwork(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: FlashsacConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
+        seen = spec.without(config.privileged_obs).obs
+        self.encoder = Encoder(seen, config.channels, generator, config.normalize_obs, config.windows)
         outputs = 2 * len(spec.action.low)
         self.trunk = Trunk(1, self.encoder.features, config.hidden, outputs, generator)
 

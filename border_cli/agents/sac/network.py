@@ -104,7 +104,8 @@ class PolicyNetwork(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
+        seen = spec.without(config.privileged_obs).obs
+        self.encoder = Encoder(seen, config.channels, generator, config.normalize_obs, config.windows)
         self.kind, self._burn_in = config.policy, config.burn_in
         self.gru = None if config.gru is None else Gru(self.encoder.features, config.gru, generator)
         sizes = [config.gru or self.encoder.features, *config.hidden]
