@@ -24,15 +24,14 @@ from border_cli.core.errors import UsageError
 
 _MAKING_S = 120.0
 _GAME = re.compile(r"(\w+:)?ALE/[\w-]+")
-BUDGETS = ("trainer.max_opts", "trainer.max_env_steps", "trainer.max_time", "trainer.stop_return")
-_KEEP_THE_BITS = (
+KEEP_THE_BITS = (
     *("recorder.*", "checkpoint.*", "env.action_mask", "buffer.device", "debug"),
     *(f"actor_manager.{what}_timeout_s" for what in ("start", "heartbeat", "stop")),
     "actor_manager.restarts",  # in a reproducible run, of the evaluator's process alone
 )
 _SAFE = (
-    *_KEEP_THE_BITS,
-    *BUDGETS,
+    *KEEP_THE_BITS,
+    *("trainer.max_opts", "trainer.max_env_steps", "trainer.max_time", "trainer.stop_return"),
     *("trainer.eval_interval", "trainer.save_interval", "trainer.record_interval", "evaluator.*"),
     *("env.nonfinite", "agent.compile", "agent.lr_opt_steps", "buffer.beta_opt_steps", "device"),
 )
@@ -107,17 +106,15 @@ TRACKERS = ("wandb", "mlflow")
 
 def trackers(recorder: RecorderConfig) -> list[str]:
     """The experiment trackers that are turned on."""
-    on = {"wandb": recorder.wandb != "none", "mlflow": recorder.mlflow is not None}
-    return [name for name in TRACKERS if on[name]]
+    return [name for name in TRACKERS if getattr(recorder, name) not in ("none", None)]
 
 
 def reopen(stored: TrainConfig) -> TrainConfig:
     """The configuration of a run to be resumed, in which values that follow from other values are open again."""
     config = copy.deepcopy(stored)
-    trainer = config.trainer
-    trainer.ratio_tolerance = None
+    config.trainer.ratio_tolerance = None
     if stored.trainer.ratio_tolerance != ratio_tolerance(config):
-        trainer.ratio_tolerance = stored.trainer.ratio_tolerance
+        config.trainer.ratio_tolerance = stored.trainer.ratio_tolerance
     if stored.recorder.console in ("screen", "plain"):
         config.recorder.console = "auto"
     return config
@@ -131,10 +128,10 @@ def reopen_for_device(config: TrainConfig, stored: TrainConfig, chosen: Collecti
     if config.device.partition(":")[0] == stored.device.partition(":")[0]:
         return config
     reopened = copy.deepcopy(config)
-    for key in ("agent.compile", "buffer.device"):
-        section, _, name = key.partition(".")
-        if key not in chosen and hasattr(getattr(reopened, section), name):
-            setattr(getattr(reopened, section), name, "auto")
+    if "agent.compile" not in chosen and hasattr(reopened.agent, "compile"):
+        reopened.agent.compile = "auto"
+    if "buffer.device" not in chosen:
+        reopened.buffer.device = "auto"
     return reopened
 
 
@@ -163,7 +160,7 @@ def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> Trai
     typed = [name for name in budgets if f"trainer.{name}" in overrides]
     if len(typed) != 1 or getattr(config.trainer, typed[0]) is None:
         return config
-    other: dict[str, Any] = {name: None for name in budgets if name not in typed}
+    other: dict[str, Any] = dict.fromkeys(set(budgets).difference(typed))
     return replace(config, trainer=replace(config.trainer, **other))
 
 
@@ -263,11 +260,6 @@ class Change:
     def is_among(self, patterns: Sequence[str]) -> bool:
         return any(fnmatchcase(self.key, pattern) for pattern in patterns)
 
-    @property
-    def keeps_the_bits(self) -> bool:
-        """Whether a reproducible run stays the same, bit for bit, with this change."""
-        return self.is_among(_KEEP_THE_BITS)
-
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
     """Every key whose value differs, in schema order."""
@@ -276,27 +268,17 @@ def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
     return [Change(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
 
-def safe(config: TrainConfig, change: Change) -> bool:
-    """Whether a run of this configuration may be resumed with this change."""
-    return change.is_among(_allowed(config))
-
-
 def check_changes(config: TrainConfig, wanted: Sequence[Change]) -> None:
     """Raise UsageError for a change that would turn the run into another one. config: that of the run so far."""
-    unsafe = [change for change in wanted if not safe(config, change)]
-    if not unsafe:
-        return
-    shown = "; ".join(map(str, unsafe[:3])) + ("; …" if len(unsafe) > 3 else "")
-    group = unsafe[0].key.partition(".")[0]
-    allowed = [key for key in _allowed(config) if key.startswith(group)]
-    raise UsageError(
-        f"resume: these values cannot change within a run: {shown}",
-        allowed=", ".join(["a new run that starts from its weights, with init_from=<run>", *allowed]),
-    )
-
-
-def _allowed(config: TrainConfig) -> tuple[str, ...]:
-    return _SAFE if is_reproducible(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
+    may_change = _SAFE if is_reproducible(config) else (*_SAFE, *_SAFE_RUNNING_FREE)
+    if unsafe := [change for change in wanted if not change.is_among(may_change)]:
+        shown = "; ".join(map(str, unsafe[:3])) + ("; …" if len(unsafe) > 3 else "")
+        group = unsafe[0].key.partition(".")[0]
+        allowed = [key for key in may_change if key.startswith(group)]
+        raise UsageError(
+            f"resume: these values cannot change within a run: {shown}",
+            allowed=["a new run that starts from its weights, with init_from=<run>", *allowed],
+        )
 
 
 # -- what the budgets allow ------------------------------------------------------

@@ -13,13 +13,7 @@ from border_cli.checkpoints import store
 from border_cli.checkpoints.contents import BEST, CHECKPOINTS, REPLAY, read_model, read_run_state, read_scores
 from border_cli.config import resolve
 from border_cli.config.schema import TrainConfig
-from border_cli.core.errors import (
-    BorderError,
-    IncompatibleStateError,
-    NoValidCheckpointError,
-    UsageError,
-    first_line,
-)
+from border_cli.core.errors import BorderError, NoValidCheckpointError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
 from border_cli.run.directory import CONFIG_FILE, check_plain, locked, read_config
 from border_cli.run.summary import SUMMARY_FILE, Resumed, read_or_empty
@@ -48,19 +42,21 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[resolve.Ch
         return Resumed(changes=tuple(wanted))
     state = read_run_state(path, with_replay)
     try:
-        opt_steps, env_steps, whole = _counts(state.loop)
-    except IncompatibleStateError as e:
+        opt_steps, env_steps = (state.loop["limiter"][name] for name in ("opt_steps", "env_steps"))
+        whole, counts = state.loop["whole"], [opt_steps, env_steps, *state.loop["records"].values()]
+        if not all(type(n) is int and n >= 0 for n in counts):
+            raise ValueError("a count in the state of the loop is not a count")
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise unfit(path, e) from e
     exact = summary.get("exact") is not False and state.replay is not None and whole
-    exact = exact and config.trainer.type != "device" and all(change.keeps_the_bits for change in wanted)
+    exact = exact and config.trainer.type != "device"
+    exact = exact and all(change.is_among(resolve.KEEP_THE_BITS) for change in wanted)
     best = None
     with contextlib.suppress(store.InvalidCheckpointError):
         if not resolve.is_reproducible(config):
             model, (score, regular) = read_model(run_dir / BEST).info, read_scores(run_dir / BEST)
             best = Candidate(model, regular or score)
-    saved = summary.get("saved")
-    seconds = saved.get("seconds") if isinstance(saved, dict) else None
-    seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
+    seconds = (summary.get("saved") or {}).get("seconds") or 0.0
     resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best)
     _check_unfinished(run_dir, config, resumed, summary)
     return resumed
@@ -99,7 +95,7 @@ def check_spec(resumed: Resumed, spec: EnvSpec) -> None:
         )
 
 
-def unfit(path: Path, error: ValueError) -> store.InvalidCheckpointError:
+def unfit(path: Path, error: Exception) -> store.InvalidCheckpointError:
     """The error of a checkpoint that verifies, and whose state does not fit this run."""
     return store.InvalidCheckpointError(
         f"{path} cannot be resumed from: {first_line(error)}\n"
@@ -119,26 +115,14 @@ def newest_unfinished(root: Path, config: TrainConfig, trusted: bool) -> Path | 
             continue
         try:
             stored = resolve.reopen(read_config(run_dir))
+            wanted = resolve.changes(stored, resolve.reopen(resolve.inherit(config, stored)))
+            resolve.check_changes(stored, wanted)
         except (BorderError, OSError):
-            continue  # damaged, or of another version
-        wanted = resolve.changes(stored, resolve.reopen(resolve.inherit(config, stored)))
-        if all(resolve.safe(stored, change) for change in wanted):
-            check_plain(run_dir, trusted)  # before the lock is written
-            with locked(run_dir):
-                return run_dir
+            continue  # damaged, of another version, or of another configuration
+        check_plain(run_dir, trusted)  # before the lock is written
+        with locked(run_dir):
+            return run_dir
     return None
-
-
-def _counts(loop: dict[str, Any]) -> tuple[int, int, bool]:
-    """Opt steps, env steps, and whether the state is whole. Raises IncompatibleStateError."""
-    try:
-        counts = [loop["limiter"]["opt_steps"], loop["limiter"]["env_steps"], *loop["records"].values()]
-        whole = loop["whole"]
-    except (KeyError, TypeError, AttributeError) as e:
-        raise IncompatibleStateError("the state of the loop is incomplete") from e
-    if not all(type(n) is int and n >= 0 for n in counts) or type(whole) is not bool:
-        raise IncompatibleStateError("a count in the state of the loop is not a count")
-    return counts[0], counts[1], whole
 
 
 def _check_unfinished(
