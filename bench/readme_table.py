@@ -14,7 +14,7 @@ from border_cli.cli import translate
 from border_cli.cli.compose import Composer
 from border_cli.cli.entry import read_page
 from border_cli.cli.help import help_page
-from border_cli.config.convert import as_typed, describe_range, section_keys
+from border_cli.config.convert import as_typed, describe_range, known_keys
 from border_cli.config.presets import conf_dir, shipped
 from border_cli.config.registry import AGENTS, TABLES
 from border_cli.config.schema import OptionInfo, TrainConfig
@@ -108,12 +108,12 @@ def keys_of_kind(group: str, kind: str) -> str:
 
 
 def _keys(cls: type) -> dict[str, OptionInfo]:
-    return {key: info for key, info in section_keys(cls).items() if "." not in key and key != "type"}
+    return {key: info for key, info in known_keys({}, cls).items() if "." not in key and key != "type"}
 
 
 def _default(cls: type, key: str) -> str:
     value = getattr(cls(), key)
-    return "auto" if section_keys(cls)[key].auto and value is None else as_typed(value) or "''"
+    return "auto" if known_keys({}, cls)[key].auto and value is None else as_typed(value) or "''"
 
 
 def _plain(text: str) -> str:

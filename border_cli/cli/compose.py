@@ -40,7 +40,7 @@ from border_cli.config.registry import TABLES
 from border_cli.config.resolve import with_trained_agent, with_typed_budget
 from border_cli.config.schema import GROUPS, TrainConfig
 from border_cli.core.errors import UsageError, add_note, first_line
-from border_cli.run.directory import run_name
+from border_cli.run.directory import names_in, run_name
 
 T = TypeVar("T")
 PRIMARY = "train"
@@ -112,13 +112,13 @@ class Composer:
     def __init__(self, overrides: Sequence[Override], config_dir: str | None = None) -> None:
         typed = typed_names(overrides)
         registry.import_plugins(typed.get("plugins", ()))
-        self._config_dir, self._folders = config_dir, typed.get(_SEARCH, [])
-        for name, folder in [("--config-dir", config_dir), *((_SEARCH, folder) for folder in self._folders)]:
-            if folder and "://" not in folder and not Path(folder).is_dir():
+        self._folders = [folder for folder in (config_dir, *typed.get(_SEARCH, [])) if folder]
+        for folder in self._folders:
+            if "://" not in folder and not Path(folder).is_dir():
+                name = "--config-dir" if folder == config_dir else _SEARCH
                 raise UsageError(f"{name}: no folder {folder}", allowed="a folder with group files")
-        first = [] if config_dir is None else [f"file://{Path(config_dir).resolve()}"]
-        folders = ",".join(map(quoted, [*first, *self._folders]))
-        self.search = [f"{_SEARCH}=[{folders}]"] if folders else []
+        urls = (f if "://" in f else f"file://{Path(f).resolve()}" for f in self._folders)
+        self.search = [f"{_SEARCH}=[{','.join(map(quoted, urls))}]"] if self._folders else []
         self._overrides = [override for override in overrides if override.key_or_group != _SEARCH]
         version.setbase("1.3")
         loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
@@ -136,7 +136,7 @@ class Composer:
 
     def words_for_folders(self, more: Path) -> list[str]:
         """The words that add a folder with group files to those of the user."""
-        main, *others = [folder for folder in (self._config_dir, *self._folders, str(more)) if folder]
+        main, *others = [*self._folders, str(more)]
         return ["--config-dir", main, *([f"{_SEARCH}=[{','.join(others)}]"] if others else [])]
 
     def choices(self, group: str) -> list[str]:
@@ -174,10 +174,8 @@ class Composer:
             config = check_composed(merged, chosen, typed, self.choices("preset"))
         except UsageError as e:
             key = re.split(r"[^\w.]", str(e), maxsplit=1)[0]
-            folders = [f.removeprefix("file://") for f in (self._config_dir, *self._folders) if f]
-            files = [
-                Path(folder, group, f"{name}.yaml") for folder in folders for group, name in chosen.items()
-            ]
+            folders = [folder.removeprefix("file://") for folder in self._folders]
+            files = [Path(f, group, f"{name}.yaml") for f in folders for group, name in chosen.items()]
             files = [file for file in files if file.is_file() and str(file) not in str(e)]
             of_group = [file for file in files if key.partition(".")[0] == file.parent.name]
             if key in typed:  # the mistake was typed, or it is in the file of a typed group
@@ -230,9 +228,7 @@ def typed_config(
     choices: the chosen option of each group · preset_options: the presets that exist.
     """
     data = plain_data(composed)
-    listed = data.get("plugins")
-    if isinstance(listed, list):
-        registry.import_plugins(name for name in listed if isinstance(name, str))
+    registry.import_plugins(names_in(data.get("plugins")))
     section, choice = data.setdefault("preset", {}), choices.get("preset")
     if choice in preset_options and choice != presets.NONE and isinstance(section, dict):
         section["name"] = choice

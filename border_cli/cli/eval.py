@@ -12,19 +12,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import Override
 
 from border_cli.checkpoints.contents import SavedModel, read_model, score_data
 from border_cli.cli.entry import command, show
-from border_cli.cli.overrides import (
-    Parser,
-    check_single,
-    override_values,
-    set_value,
-    typed_names,
-)
+from border_cli.cli.overrides import Parser, override_values, typed_names, with_values
 from border_cli.config.convert import to_config
 from border_cli.config.schema import EnvConfig, option
 from border_cli.config.validate import check_effect
@@ -37,7 +31,7 @@ from border_cli.display.output import write_line
 from border_cli.display.text import table_text
 from border_cli.run import load
 from border_cli.run.directory import DISK_FULL, check_code, check_plain, shown
-from border_cli.run.find import Located, model_directory, parse_checkpoint
+from border_cli.run.find import Located, model_directory
 from border_cli.run.summary import write_json
 from border_cli.runtime import seeding
 from border_cli.runtime.stopping import Deadline, StopFlag
@@ -114,17 +108,13 @@ def export(argv: Sequence[str]) -> None:
     policy = load.make_policy(saved, 0)
     from border_cli.export.write import write_policy
 
-    if flags.out:
-        folder = Path(flags.out)
-        if (folder / "README.md").exists() and not list(folder.glob("policy.*")):
-            raise UsageError(f"out={folder} has a README.md of something else", allowed="out=<a new folder>")
-    else:
-        folder = (located.run_dir or located.path) / "export" / flags.format
+    folder = Path(flags.out or (located.run_dir or located.path) / "export" / flags.format)
+    if flags.out and (folder / "README.md").exists() and not list(folder.glob("policy.*")):
+        raise UsageError(f"out={folder} has a README.md of something else", allowed="out=<a new folder>")
     env = load.stored_config(model).env
     title = f"{model.agent['type']} on {env.name}, opt step {saved.info.version:,}"
-    in_info = env.action_mask == "info"
     try:
-        files = write_policy(policy, model.spec, folder, flags.format, title, in_info)
+        files = write_policy(policy, model.spec, folder, flags.format, title, env.action_mask == "info")
     except OSError as e:
         kind = ResourceError if e.errno in DISK_FULL else UsageError
         raise kind(f"{folder} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
@@ -138,8 +128,7 @@ def find_model(paths: Sequence[Path], checkpoint: str | None, trusted: bool) -> 
     """
     if len(paths) > 1:
         raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
-    chosen = None if checkpoint is None else parse_checkpoint(checkpoint)
-    located = model_directory(paths[0] if paths else None, chosen)
+    located = model_directory(paths[0] if paths else None, checkpoint)
     if located.note:
         show(f"note: {located.note}")
     if located.run_dir is not None:
@@ -194,11 +183,8 @@ def _evaluate(
 
 def _env_config(stored: EnvConfig, overrides: Sequence[Override]) -> EnvConfig:
     """The stored environment with the overrides, checked like those of a training."""
-    check_single(overrides)
-    data: dict[str, Any] = {"agent": {"type": "dqn"}, "env": asdict(stored)}
-    for override in overrides:
-        set_value(data, override, command="border-eval")
-    keys = override_values(overrides)
+    stored_values = {"agent": {"type": "dqn"}, "env": asdict(stored)}
+    data, keys = with_values(stored_values, overrides, command="border-eval"), override_values(overrides)
     if "env.id" in keys:
         data["env"]["entry_point"] = None
     elif "env.entry_point" in keys:

@@ -20,10 +20,10 @@ from border_cli.cli.entry import read_page, show
 from border_cli.config.convert import (
     all_keys,
     known_fields,
+    known_keys,
     nearest,
     nearest_key,
     read_section,
-    section_keys,
 )
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         self, prog: str, settings: type | None = None, overrides: tuple[str, ...] = (), composes: bool = False
     ) -> None:
         super().__init__(prog=prog, add_help=False, allow_abbrev=False)
-        self._class, self._settings = settings, {} if settings is None else section_keys(settings)
+        self._class, self._settings = settings, {} if settings is None else known_keys({}, settings)
         self._overrides = overrides
         self.add_argument("--help", "-h", action="store_true")
         self.add_argument("--version", action="store_true")
@@ -231,18 +231,21 @@ def quoted(text: str) -> str:
     return str(QuotedString(text, Quote.single).with_quotes())
 
 
-def set_value(data: dict[str, Any], override: Override, *, command: str) -> None:
-    """Apply an override to nested plain data, without Hydra. Raises UsageError for a form that needs Hydra."""
-    if override.is_hydra_override() or override.is_delete():
-        raise UsageError(f"{command}: {override.input_line} is not possible with it", allowed="key=value")
-    *path, name = override.key_or_group.split(".")
-    section = data
-    for step in path:
-        # an open map that is null, or a value, which the schema then refuses
-        if not isinstance(section.get(step), dict):
-            section[step] = {}
-        section = section[step]
-    section[name] = override.value()
+def with_values(data: dict[str, Any], overrides: Sequence[Override], *, command: str) -> dict[str, Any]:
+    """Nested plain data with the overrides, without Hydra. Raises UsageError for a form that needs Hydra."""
+    check_single(overrides)
+    for override in overrides:
+        if override.is_hydra_override() or override.is_delete():
+            raise UsageError(f"{command}: {override.input_line} is not possible with it", allowed="key=value")
+        *path, name = override.key_or_group.split(".")
+        section = data
+        for step in path:
+            # an open map that is null, or a value, which the schema then refuses
+            if not isinstance(section.get(step), dict):
+                section[step] = {}
+            section = section[step]
+        section[name] = override.value()
+    return data
 
 
 def _text(override: Override) -> str:

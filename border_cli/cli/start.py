@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from border_cli.cli.compose import Composed, check_composed
 from border_cli.cli.entry import report_error
-from border_cli.cli.overrides import check_single, override_values, parse_overrides, set_value, typed_names
+from border_cli.cli.overrides import override_values, parse_overrides, typed_names, with_values
 from border_cli.config import registry, resolve
 from border_cli.config.convert import to_config, to_plain
 from border_cli.config.schema import GROUPS, TrainConfig
@@ -26,7 +26,7 @@ from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.progress import RunResult, View
 from border_cli.display.output import output
 from border_cli.run import directory
-from border_cli.run.directory import RUNS, Launch
+from border_cli.run.directory import RUNS, Launch, names_in
 from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.local_jobs import JobEnd
 
@@ -89,22 +89,18 @@ def stored_config(
     """
     directory.check_plain(run_dir, trusted)
     data, names = directory.read_config_data(run_dir), typed_names(overrides)
-    plugins = data.get("plugins")
-    modules = [name for name in plugins if isinstance(name, str)] if isinstance(plugins, list) else []
+    modules = names_in(data.get("plugins"))
     # before the rest is checked: they may define its keys
     directory.check_code({"plugins": modules}, names, trusted)
     registry.import_plugins([*modules, *names.get("plugins", ())])
     stored = resolve.reopen(to_config(data))
-    check_single(overrides)
-    changed, typed = to_plain(stored), override_values(overrides)
-    for override in overrides:
-        key = override.key_or_group
-        if key in GROUPS:
-            raise UsageError(
-                f"resume: {key}={override.value()} chooses a group, and a stored run keeps its own",
-                allowed=f"single values, such as {key}.<key>=<value>, or a new run with init_from=<run>",
-            )
-        set_value(changed, override, command="resume")
+    typed = override_values(overrides)
+    if groups := [key for key in typed if key in GROUPS]:
+        raise UsageError(
+            f"resume: {groups[0]}={typed[groups[0]]} chooses a group, and a stored run keeps its own",
+            allowed=f"single values, such as {groups[0]}.<key>=<value>, or a new run with init_from=<run>",
+        )
+    changed = with_values(to_plain(stored), overrides, command="resume")
     for group, section in changed.items():
         if f"{group}.type" in typed and (entry := registry.find(group, section["type"])) is not None:
             known = {option.name for option in fields(entry.config)}  # which may lack keys of the stored type

@@ -187,8 +187,8 @@ def tune(run: SweepRun, tuning: Tuning) -> int:
     winner, lines = tuner.winner, list[tuple[str, str]]()
     folder = shlex.quote(str(shown(run.sweep.folder)))
     if winner is not None:
-        values = " ".join(f"{key}={value}" for key, value in winner.params.items())
-        preset = run.write_preset(winner.jobs[0], tuner.expect(winner), f"trial {winner.number}: {values}")
+        name = f"trial {winner.number}: {winner.settings}"
+        preset = run.write_preset(winner.jobs[0], tuner.expect(winner), name)
         lines += [("best", preset), ("study", f"optuna-dashboard {folder}/{STUDY_FILE}")]
     elif not tuner.has_ended:
         lines.append(("next", run.continue_command))
@@ -251,15 +251,11 @@ def read_space(arguments: Sequence[str], defaults: Callable[[], Mapping[str, str
     for override in [*typed, *parse_overrides(added)]:
         key, element = override.key_or_group, override.get_key_element()
         if key == "seed":
-            if override.is_sweep_override():
-                raise UsageError(
-                    "seed has several values, and a tuning has its own",
-                    allowed="hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>",
-                )
             seed = override.value()
-            if not isinstance(seed, int) or isinstance(seed, bool):
+            if type(seed) is not int:
                 raise UsageError(
-                    f"seed={seed}: not allowed in a tuning", allowed="a whole number, the first seed"
+                    f"{str(override.input_line).lstrip('+')}: a tuning has seeds of its own",
+                    allowed="hydra.sweeper.seeds=<runs of each trial>, and seed=<first one>",
                 )
         elif key in ("env", "env.id", "env.entry_point") and override.is_sweep_override():
             raise UsageError(

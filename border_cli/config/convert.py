@@ -47,14 +47,12 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
     parent, _, leaf = key.rpartition(".")
     anywhere = {name.rpartition(".")[2]: name for name in reversed(keys)}  # the first declared of equal names
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
-    match = nearest(leaf, beside)
-    if match:
+    if match := nearest(leaf, beside):
         return beside[match]
     longer = [full for name, full in beside.items() if leaf in name.split("_")]
     if len(longer) == 1:
         return longer[0]
-    match = nearest(leaf, anywhere, cutoff=0.85)
-    return anywhere[match] if match else None
+    return anywhere.get(nearest(leaf, anywhere, cutoff=0.85) or "")
 
 
 # -- YAML ----------------------------------------------------------------
@@ -134,20 +132,18 @@ def dotted(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def known_fields(data: Mapping[str, Any]) -> dict[str, dataclasses.Field[Any]]:
-    """Every dotted key with its field, in schema order; the `type` of each section in `data` decides its keys."""
+def known_fields(data: Mapping[str, Any], cls: type = TrainConfig) -> dict[str, dataclasses.Field[Any]]:
+    """Every dotted key of a dataclass of options with its field, in schema order.
+
+    data: the `type` of each section in it decides the keys of that section.
+    """
     classes = {group: _section_class(group, data[group]) for group in TABLES if group in data}
-    return dict(_walk(TrainConfig, "", classes))
+    return dict(_walk(cls, "", classes))
 
 
-def known_keys(data: Mapping[str, Any]) -> dict[str, OptionInfo]:
-    """Every dotted key with its `OptionInfo`; `data` as for `known_fields`."""
-    return {key: field.metadata["option"] for key, field in known_fields(data).items()}
-
-
-def section_keys(cls: type) -> dict[str, OptionInfo]:
-    """Every dotted key of a dataclass of options, with its declaration."""
-    return {key: field.metadata["option"] for key, field in _walk(cls, "", {})}
+def known_keys(data: Mapping[str, Any], cls: type = TrainConfig) -> dict[str, OptionInfo]:
+    """Every dotted key with its `OptionInfo`. Arguments as for `known_fields`."""
+    return {key: field.metadata["option"] for key, field in known_fields(data, cls).items()}
 
 
 def all_keys() -> dict[str, OptionInfo]:

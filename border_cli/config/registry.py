@@ -116,6 +116,13 @@ def import_paths(data: Mapping[str, Any]) -> dict[str, str]:
     return paths if processor is None else paths | {"step_processor": str(processor)}
 
 
+def require_package(package: str, option: str, extra: str) -> None:
+    """Raise UsageError where a package is not installed that an option needs. extra: of border-cli, which has it."""
+    if importlib.util.find_spec(package) is None:
+        allowed = f"pip install 'border-cli[{extra}]'"
+        raise UsageError(f"{option}: the package {package} is not installed", allowed=allowed)
+
+
 ENTRY_POINTS = "border_cli.plugins"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import warnings
@@ -22,6 +21,7 @@ from border_cli.agents.memory import STATE
 from border_cli.agents.nets import arrays_of
 from border_cli.agents.sac.agent import SacPolicy
 from border_cli.agents.sac.network import MEAN_RANGE, TanhBijector
+from border_cli.config.registry import require_package
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf
@@ -117,10 +117,7 @@ def write_policy(
 
 
 def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
-    if importlib.util.find_spec("onnx") is None:
-        raise UsageError(
-            "format=onnx: the package onnx is not installed", allowed="pip install 'border-cli[export]'"
-        )
+    require_package("onnx", "format=onnx", "export")
     names, example = [leaf.name for leaf in spec.obs.leaves], list[Tensor]()  # a batch of two observations
     for leaf in spec.obs.leaves:
         value = torch.full((2, *leaf.shape), int(leaf.name == spec.mask), dtype=getattr(torch, leaf.dtype))

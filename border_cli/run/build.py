@@ -80,8 +80,8 @@ class RunSetup:
         return self.stop()
 
     def tick(self) -> None:
-        """Called after each environment, which may take long to make. Raises Interrupted if asked to stop."""
-        self.view.show(self.progress)
+        """`should_stop` as an error: called after each environment, which may take long to make. Raises Interrupted."""
+        self.should_stop()
         self.stop.check()
 
 
@@ -92,7 +92,11 @@ def make_loop(setup: RunSetup) -> TrainingLoop:
     shown = [setup.view] if isinstance(setup.view, PlainView) else []
     recorder = RecorderGroup([*recorders, *filter(None, [setup.user.recorder]), *shown])
     setup.closing.append(recorder.close)
-    films = _make_films(setup, recorders)
+    films = None
+    if (interval := c.evaluator.video_interval) is not None:
+        folder, filmed = setup.files.run_dir / "videos", (c, spec)
+        films = Films(interval, folder, factories.film_model, filmed, recorders, setup.should_stop)
+        setup.closing.append(films.close)
     agent = factories.make_agent(c, spec)
     if c.init_from is not None and resumed.state is None and (missing := load_weights(agent, c)):
         _logger.warning("init_from: best/ has only the policy; %s start untrained", " and ".join(missing))
@@ -222,12 +226,9 @@ def _evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
 
 def make_view(config: TrainConfig, output: Output, console: Console, title: str) -> View:
     """Screen, lines or nothing, as `recorder.console` has it."""
-    wanted = config.recorder.console
-    if wanted == "none":
-        return View()
-    if wanted == "screen":
+    if config.recorder.console == "screen":
         return ScreenView(output, console, title, cores=cores_for_actors(config))
-    return PlainView(sys.stdout)
+    return View() if config.recorder.console == "none" else PlainView(sys.stdout)
 
 
 def _make_recorders(setup: RunSetup) -> list[Recorder]:
@@ -253,22 +254,9 @@ def _make_recorders(setup: RunSetup) -> list[Recorder]:
 
 def _typed(config: TrainConfig, run_dir: Path) -> dict[str, str]:
     """The values of what the commands of a run named. The command of a sweep names those of all its jobs."""
-    values = dotted(to_plain(config))
-    return {
-        key: next(
-            (as_typed(values[k]) for k in (key, f"{key}.id", f"{key}.type") if values.get(k) is not None),
-            word,
-        )
-        for key, word in typed_values(run_dir).items()
-        if not key.startswith(("hydra", "sweep."))  # how a sweep runs its jobs
-    }
-
-
-def _make_films(setup: RunSetup, recorders: list[Recorder]) -> Films | None:
-    interval = setup.config.evaluator.video_interval
-    if interval is None:
-        return None
-    filmed, folder = (setup.config, setup.spec), setup.files.run_dir / "videos"
-    films = Films(interval, folder, factories.film_model, filmed, recorders, setup.should_stop)
-    setup.closing.append(films.close)
-    return films
+    values, typed = dotted(to_plain(config)), typed_values(run_dir)
+    for key in typed:
+        named = [values[k] for k in (key, f"{key}.id", f"{key}.type") if values.get(k) is not None]
+        typed[key] = as_typed(named[0]) if named else typed[key]
+    # without how a sweep runs its jobs
+    return {key: word for key, word in typed.items() if not key.startswith(("hydra", "sweep."))}

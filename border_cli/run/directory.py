@@ -68,8 +68,7 @@ def create_run(name: str, root: Path = RUNS) -> Path:
 
     Raises UsageError if it cannot be created, ResourceError if the disk is full.
     """
-    date, time = _stamp()
-    path = _make_exclusively(root / date / f"{time}_{name}")
+    path = _make_exclusively(root, f"_{name}")
     link = root / f".{LATEST}.{os.getpid()}"
     with contextlib.suppress(OSError):
         link.unlink(missing_ok=True)
@@ -82,8 +81,7 @@ def create_run(name: str, root: Path = RUNS) -> Path:
 
 def create_sweep(root: Path = RUNS) -> Path:
     """Create `<root>/sweeps/<date>/<time>`, which no other sweep has. Raises as `create_run` does."""
-    date, time = _stamp()
-    return _make_exclusively(root / SWEEPS / date / time)
+    return _make_exclusively(root / SWEEPS)
 
 
 @contextlib.contextmanager
@@ -244,22 +242,21 @@ def _plain_name(option: str) -> str:
 
 
 def _stamp() -> tuple[str, str]:
-    moment = datetime.now()
-    return f"{moment:%Y-%m-%d}", f"{moment:%H-%M-%S}.{moment.microsecond // 1000:03d}"
+    date, _, time = datetime.now().isoformat(timespec="milliseconds").replace(":", "-").partition("T")
+    return date, time
 
 
-def _make_exclusively(path: Path) -> Path:
-    """Create `path`, or if it exists path-2, path-3 and so on."""
-    make_folder(path.parent)
-    n, candidate = 1, path
+def _make_exclusively(root: Path, name: str = "") -> Path:
+    """Create `<root>/<date>/<time><name>`, or if it exists the same with -2, -3 and so on."""
+    date, time = _stamp()
+    make_folder(root / date)
+    number = 1
     while True:
-        with writing(candidate):
-            try:
-                candidate.mkdir()
-                return candidate
-            except FileExistsError:
-                n += 1
-                candidate = path.with_name(f"{path.name}-{n}")
+        path = root / date / f"{time}{name}{f'-{number}' if number > 1 else ''}"
+        with writing(path), contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+        number += 1
 
 
 def make_folder(path: Path) -> None:

@@ -27,15 +27,6 @@ class Located:
     note: str = ""
 
 
-def parse_checkpoint(text: str) -> str | int:
-    """The value of `checkpoint`: "best", "last" or an opt step. Raises UsageError for anything else."""
-    if text in (BEST, LAST):
-        return text
-    if text.isascii() and text.isdigit():
-        return int(text)
-    raise UsageError(f"checkpoint={text}: there is no such choice", allowed="best, last, or an opt step")
-
-
 def model_directory(named: Path | None = None, checkpoint: str | int | None = None) -> Located:
     """The model to load. Nothing in the directory is imported or run.
 
@@ -45,12 +36,14 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
 
     Raises UsageError for what is not there, NoValidCheckpointError where nothing verifies.
     """
+    chosen = BEST if checkpoint is None else str(checkpoint)
+    if chosen not in (BEST, LAST) and not (chosen.isascii() and chosen.isdigit()):
+        allowed = "best, last, or an opt step"
+        raise UsageError(f"checkpoint={chosen}: there is no such choice", allowed=allowed)
     path = named or _latest_run()
     if (path / MANIFEST_FILE).exists():  # a model directory itself
         if checkpoint is not None:
-            raise UsageError(
-                f"{path} is a checkpoint, and checkpoint={checkpoint} chooses among those of a run"
-            )
+            raise UsageError(f"{path} is a checkpoint, and checkpoint={chosen} chooses among those of a run")
         folder = path.resolve().parent
         run_dir = folder.parent if folder.name == CHECKPOINTS else folder
         is_run = any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE))
@@ -58,13 +51,13 @@ def model_directory(named: Path | None = None, checkpoint: str | int | None = No
     run_dir = path.parent if path.name == CHECKPOINTS else path
     if not any((run_dir / mark).exists() for mark in (CONFIG_FILE, PROVENANCE_FILE, CHECKPOINTS, BEST)):
         raise _no_run(path)
-    if checkpoint == LAST:
+    if chosen == LAST:
         return _last(run_dir)
-    if checkpoint in (None, BEST) and not store.exists(run_dir / BEST):
+    if chosen == BEST and not store.exists(run_dir / BEST):
         last = _last(run_dir)
         note = f"no evaluation has found a best model yet: this is the last checkpoint, {last.path.name}"
         return Located(last.path, run_dir, f"{note}; {last.note}" if last.note else note)
-    return Located(_chosen(run_dir, str(BEST if checkpoint is None else checkpoint)), run_dir)
+    return Located(_chosen(run_dir, chosen if chosen == BEST else str(int(chosen))), run_dir)
 
 
 def run_directory(named: Path, allowed: str = _ALLOWED) -> Path:

@@ -24,7 +24,7 @@ from border_cli.core.protocols import ActingPolicy, Agent
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, ObsLeaf, decode_actions, encode
 from border_cli.core.types import AFTER_TRAINING
 from border_cli.run.directory import check_code
-from border_cli.run.find import model_directory, parse_checkpoint
+from border_cli.run.find import model_directory
 
 _logger = logging.getLogger(__name__)
 _NOT_GIVEN = object()
@@ -211,8 +211,7 @@ def load(
         UsageError: for what is not there.
         NoValidCheckpointError: where nothing verifies.
     """
-    chosen = parse_checkpoint(str(checkpoint)) if checkpoint != "" else None
-    located = model_directory(None if path is None else Path(path), chosen)
+    located = model_directory(None if path is None else Path(path), None if checkpoint == "" else checkpoint)
     if located.note:
         _logger.warning("%s", located.note)
     saved = contents.read_model(located.path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from rich.console import Console
 from border_cli.checkpoints.contents import read_model
 from border_cli.config import resolve, resource_checks, throughput
 from border_cli.config.convert import to_plain
-from border_cli.config.registry import import_path, import_paths
+from border_cli.config.registry import import_path, import_paths, require_package
 from border_cli.config.schema import TrainConfig
 from border_cli.core.errors import ActorLostError, BorderError, ResourceError, UsageError, first_line
 from border_cli.core.format import size
@@ -114,17 +113,12 @@ def _check_imports(config: TrainConfig) -> None:
     for key, path in import_paths(to_plain(config)).items():
         if not callable(import_path(path, key)):
             raise UsageError(f"{key}={path} is no class or function", allowed="module:name")
-    needed = [(f"recorder.{name}", name, name) for name in resolve.trackers(config.recorder)]
+    for name in resolve.trackers(config.recorder):
+        require_package(name, f"recorder.{name}", name)
     if config.actor_manager.type == "ray":
-        needed.append(("actor_manager=ray", "ray", "ray"))
+        require_package("ray", "actor_manager=ray", "ray")
     if config.evaluator.video_interval is not None:
-        needed.append(("evaluator.video_interval", "av", "video"))
-    for option, package, extra in needed:
-        if importlib.util.find_spec(package) is None:
-            raise UsageError(
-                f"{option}: the package {package} is not installed",
-                allowed=f"pip install 'border-cli[{extra}]'",
-            )
+        require_package("av", "evaluator.video_interval", "video")
 
 
 def _check_effects(overrides: Collection[str], spec: EnvSpec) -> None:
@@ -156,16 +150,13 @@ def probe_env(config: TrainConfig, stop: StopFlag) -> Probed:
             silence = Deadline(SILENCE_S)
         stop.check()
 
+    limit_s, args = resolve.making_s(config), (config.env, tuple(config.plugins), config.seed)
     try:
-        args = (config.env, tuple(config.plugins), config.seed)
-        child = Child("trial", factories.probe_env, args)
-        probed: Probed = child.answer(resolve.making_s(config), waiting)
-    except (TimeoutError, ChildError) as e:
-        if isinstance(e, TimeoutError):
-            raise UsageError(
-                f"env: making the environment took longer than {resolve.making_s(config):g} s",
-                allowed="a higher actor_manager.start_timeout_s",
-            ) from e
+        probed: Probed = Child("trial", factories.probe_env, args).answer(limit_s, waiting)
+    except TimeoutError as e:
+        problem = f"env: making the environment took longer than {limit_s:g} s"
+        raise UsageError(problem, allowed="a higher actor_manager.start_timeout_s") from e
+    except ChildError as e:
         first, newline, said = str(e).partition("\n")
         ours = {"BorderError": BorderError, "UsageError": UsageError}  # the first: a module failed on import
         if e.error_type in ours:

@@ -86,8 +86,7 @@ class ScreenSweepView(SweepView):
             settings = table.columns[1]
             settings.ratio, settings.no_wrap, settings.overflow = 1, True, "ellipsis"
             counts = ", ".join(f"{n} {state}" for state, n in _counted_states(rows))
-            hidden = len(rows) - len(visible)
-            more = f", {hidden} of them not shown" if hidden else ""
+            more = f", {len(rows) - len(visible)} of them not shown" if len(rows) > len(visible) else ""
             jobs = f"{format.counted(len(rows), 'job')}: {counts}{more}"
             times = format.duration(time.monotonic() - self._began), f"ETA {format.duration(eta_s)}"
             text = "   ".join(filter(None, (stage, jobs, *times)))
@@ -136,9 +135,8 @@ class PlainSweepView(SweepView):
 
     def changed(self, job: Job) -> None:
         words = [f"{self._sweep.title(job)}: {job.state}"]
-        for name, value in (("best", job.best), ("last", job.last)):
-            if value is not None:
-                words.append(f"{name}={format.number(value)}")
+        scores = {"best": job.best, "last": job.last}.items()
+        words += [f"{name}={format.number(score)}" for name, score in scores if score is not None]
         if job.state in (DONE, STOPPED):
             words.append(f"time={format.duration(job.progress.seconds)}")
         self._line(" ".join(words))
@@ -162,16 +160,12 @@ def print_sweep_tables(console: Console, sweep: Sweep, results: Sequence[Line]) 
 def print_tuning_tables(console: Console, tuner: Tuner) -> None:
     """Print the best trials, and what those that were confirmed reach on fresh seeds."""
     # When the command has ended, a trial that still has runs to do is unfinished.
-    states = Counter("unfinished" if trial.state == RUNNING else trial.state for trial in tuner.trials)
-    ranking = tuner.ranking[:_SHOWN_TRIALS]
-    title = f"best {len(ranking)} of {format.counted(len(tuner.trials), 'trial')}: " + ", ".join(
-        f"{n} {s}" for s, n in states.items()
-    )
-    trials = make_table(title, "trial", "settings", "score")
+    counted = Counter("unfinished" if trial.state == RUNNING else trial.state for trial in tuner.trials)
+    states, ranking = ", ".join(f"{n} {s}" for s, n in counted.items()), tuner.ranking[:_SHOWN_TRIALS]
+    title = f"best {len(ranking)} of {format.counted(len(tuner.trials), 'trial')}: {states}"
+    tables = [make_table(title, "trial", "settings", "score")]
     for trial in ranking:
-        values = " ".join(f"{key}={value}" for key, value in trial.params.items())
-        add_row(trials, str(trial.number), values, format.number(trial.score))
-    tables = [trials]
+        add_row(tables[0], str(trial.number), trial.settings, format.number(trial.score))
     if confirmed := [trial for trial in tuner.confirmed if trial.fresh]:
         table = make_table("confirmed on fresh seeds", "trial", "runs", "score", "lowest", "highest")
         for trial in sorted(confirmed, key=lambda trial: -fmean(trial.fresh)):

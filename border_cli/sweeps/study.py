@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from border_cli.config.registry import require_package
 from border_cli.config.schema import option
 from border_cli.core.errors import UsageError
 
@@ -43,11 +44,7 @@ class TuningSettings:
 
 def import_optuna() -> Any:
     """The package. Raises UsageError where it is not installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise UsageError(
-            "hydra/sweeper=border_optuna: the package optuna is not installed",
-            allowed="pip install 'border-cli[tune]'",
-        )
+    require_package("optuna", "hydra/sweeper=border_optuna", "tune")
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -9,7 +9,6 @@ Optuna's journal has the trials. Their jobs are found by their values: a sweep h
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, first_line
 from border_cli.core.format import counted, number
 from border_cli.core.metrics import SCORE
 from border_cli.core.progress import JobProgress
@@ -59,6 +58,10 @@ class Trial:
     jobs: list[Job] = field(default_factory=list)
     confirming: list[Job] = field(default_factory=list)
     fresh: list[float] = field(default_factory=list)
+
+    @property
+    def settings(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.params.items())
 
 
 class Tuner(JobQueue):
@@ -150,7 +153,7 @@ class Tuner(JobQueue):
 
     def ended(self, job: Job) -> None:
         for trial in self.trials:
-            if job in trial.jobs or job in trial.confirming:
+            if job in (*trial.jobs, *trial.confirming):
                 self._update(trial)
 
     # -- trials --------------------------------------------------------------
@@ -189,8 +192,7 @@ class Tuner(JobQueue):
         try:
             trial.jobs = [self._make_job(trial.params, seed) for seed in range(self._settings.seeds)]
         except UsageError as e:
-            self._note(f"trial {trial.number}: error: {str(e).splitlines()[0]}")
-            self._fail(trial)
+            self._fail(trial, first_line(e))
         if trial.state == RUNNING:
             self._queue(trial.jobs)
 
@@ -205,8 +207,7 @@ class Tuner(JobQueue):
         elif trial.state == RUNNING and states == {DONE}:
             scores = self._scores(trial.jobs)
             if len(scores) < len(trial.jobs):
-                self._note(f"trial {trial.number}: error: one of its runs has no evaluation that can be read")
-                self._fail(trial)
+                self._fail(trial, "one of its runs has no evaluation that can be read")
             else:
                 trial.state, trial.score = DONE, float(np.mean(scores))
                 self._tell(trial.number, "COMPLETE", trial.score)
@@ -217,7 +218,9 @@ class Tuner(JobQueue):
         scores = [objective(job, self._settings.objective) for job in jobs if job.state == DONE]
         return [score for score in scores if score is not None]
 
-    def _fail(self, trial: Trial) -> None:
+    def _fail(self, trial: Trial, why: str = "") -> None:
+        if why:
+            self._note(f"trial {trial.number}: error: {why}")
         if trial.state != FAILED:
             trial.state = FAILED
             self._todo = deque(job for job in self._todo if job not in trial.jobs)
@@ -258,10 +261,13 @@ class Tuner(JobQueue):
     @property
     def has_ended(self) -> bool:
         """Whether all trials have ended, and the best of them are confirmed."""
-        waits = self._settings.top and self.ranking and not self.confirmed
-        if not self._trials_have_ended or waits or self._todo:
+        if (
+            not self._trials_have_ended
+            or self._todo
+            or (self._settings.top and self.ranking and not self.confirmed)
+        ):
             return False
-        return all(job.state in (DONE, FAILED) for job in self._confirming_jobs)
+        return all(job.state in (DONE, FAILED) for trial in self.trials for job in trial.confirming)
 
     @property
     def winner(self) -> Trial | None:
@@ -271,19 +277,14 @@ class Tuner(JobQueue):
         if not self.has_ended:
             return None
         whole = [trial for trial in self.confirmed if len(trial.fresh) == len(trial.confirming)]
-        if not whole:
-            return next(iter(self.ranking), None)
-        return max(whole, key=lambda trial: (np.mean(trial.fresh), trial.score))
+        first = next(iter(self.ranking), None)
+        return max(whole, key=lambda trial: (np.mean(trial.fresh), trial.score), default=first)
 
     @property
     def unfinished_jobs(self) -> list[Job]:
         """The jobs of trials that have failed or are still running, and those that confirm a trial and are not done."""
         jobs = [job for trial in self.trials if trial.state in (RUNNING, FAILED) for job in trial.jobs]
-        return jobs + [job for job in self._confirming_jobs if job.state != DONE]
-
-    @property
-    def _confirming_jobs(self) -> list[Job]:
-        return [job for trial in self.trials for job in trial.confirming]
+        return jobs + [job for trial in self.trials for job in trial.confirming if job.state != DONE]
 
     def expect(self, winner: Trial) -> str:
         """What a run of the winner should reach, for its preset."""
@@ -298,11 +299,11 @@ class Tuner(JobQueue):
 
 def evaluations_of(job: Job) -> list[tuple[int, float]]:
     """(opt step, mean return) of each regular evaluation of a run, in order; nothing if the file cannot be read."""
-    records = list[dict[str, Any]]()
-    with contextlib.suppress(OSError, ValueError):
+    try:
         records = read_jsonl(job.run_dir / METRICS_FILE)
-    scores = {record["opt_steps"]: record[SCORE] for record in records if record.get(SCORE) is not None}
-    return sorted(scores.items())
+    except (OSError, ValueError):
+        return []
+    return sorted({r["opt_steps"]: r[SCORE] for r in records if r.get(SCORE) is not None}.items())
 
 
 def objective(job: Job, kind: str) -> float | None:
