@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import Override
 
@@ -22,23 +21,20 @@ from border_cli.cli.overrides import Parser, override_values, typed_names, with_
 from border_cli.config.convert import to_config
 from border_cli.config.schema import EnvConfig, option
 from border_cli.config.validate import check_effect
-from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, ResourceError, UsageError
+from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
 from border_cli.core.format import counted, number
 from border_cli.core.metrics import mean_interval
-from border_cli.core.protocols import ActingPolicy
+from border_cli.core.protocols import ActingPolicy, Env
 from border_cli.core.types import Evaluation
 from border_cli.display.output import write_line
 from border_cli.display.text import table_text
 from border_cli.run import load
-from border_cli.run.directory import DISK_FULL, check_code, check_plain, shown
+from border_cli.run.directory import check_code, check_plain, shown, writing
 from border_cli.run.find import Located, model_directory
 from border_cli.run.summary import write_json
 from border_cli.runtime import seeding
 from border_cli.runtime.stopping import Deadline, StopFlag
 from border_cli.training.evaluators import EpisodeRunner
-
-if TYPE_CHECKING:
-    from border_cli.core.protocols import Env
 
 _ENVS = 10
 """Episodes stepped together."""
@@ -113,11 +109,8 @@ def export(argv: Sequence[str]) -> None:
         raise UsageError(f"out={folder} has a README.md of something else", allowed="out=<a new folder>")
     env = load.stored_config(model).env
     title = f"{model.agent['type']} on {env.name}, opt step {saved.info.version:,}"
-    try:
+    with writing(folder, "out=<another folder>"):
         files = write_policy(policy, model.spec, folder, flags.format, title, env.action_mask == "info")
-    except OSError as e:
-        kind = ResourceError if e.errno in DISK_FULL else UsageError
-        raise kind(f"{folder} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
     show("\n".join(["written", *(f"  {shown(path.absolute())}" for path in files)]))
 
 

@@ -26,7 +26,7 @@ from border_cli.report.page import (
     write_curves,
 )
 from border_cli.report.runs import find_runs, grouped, read_run
-from border_cli.run.directory import RUNS, SWEEP_FILE, shown
+from border_cli.run.directory import RUNS, SWEEP_FILE, shown, writing
 from border_cli.sweeps.jobs import DONE, RUNNING, STOPPED, Sweep
 from border_cli.sweeps.study import STUDY_FILE
 
@@ -85,8 +85,8 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         if (path / SWEEP_FILE).is_file():
             sweep = Sweep.read(path)
-            paused = (STOPPED,) if (path / STUDY_FILE).exists() else ()  # trials that were pruned
-            left = [job for job in sweep.jobs if job.state not in (DONE, *paused)]
+            ended = (DONE, STOPPED) if (path / STUDY_FILE).exists() else (DONE,)  # or its trial was pruned
+            left = [job for job in sweep.jobs if job.state not in ended]
             for job in left[:3]:
                 # A job that was running may have been killed with the sweep.
                 state = "has not ended" if job.state == RUNNING else f"is {job.state}"
@@ -96,20 +96,14 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def _write(report: Report, out: Path) -> None:
-    """Write the page and the curves, and print where. Raises UsageError where that is impossible."""
-    if out.is_symlink():
-        raise UsageError(f"{out} is a link, which may lead anywhere", allowed="out=<folder>")
+    """Write the page and the curves, and print where. Raises UsageError or ResourceError where that is impossible."""
     page, curves = out / "report.html", out / "curves.csv"
-    try:
+    with writing(out, "out=<another folder>"):
         out.mkdir(parents=True, exist_ok=True)
-        for path in (page, curves):
-            path.unlink(missing_ok=True)  # a link there is not followed
         write_curves(curves, report.groups, report.metric)
         if importlib.util.find_spec("plotly"):
             page.write_text(html_page(report), encoding="utf-8", errors="replace")
         else:
             show("note: no page without plotly; install it with: pip install 'border-cli[report]'")
-    except OSError as e:
-        raise UsageError(f"{out} cannot be written: {e.strerror or e}", allowed="out=<another folder>") from e
     for path in filter(Path.exists, (page, curves)):
         show(f"written: {path}")

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
 from border_cli.actors.sampler import InThreadSource, Sampler
 from border_cli.config import resolve
 from border_cli.config.convert import as_typed, dotted, to_plain
-from border_cli.config.resource_checks import cores_for_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.throughput import up_to
 from border_cli.core.progress import Progress, View
 from border_cli.core.protocols import Agent, Evaluator, ExperienceSource, Recorder
 from border_cli.core.spaces import EnvSpec
-from border_cli.display.output import Output
-from border_cli.display.views import PlainView, ScreenView
+from border_cli.display.views import PlainView
 from border_cli.recorders import RecorderGroup
 from border_cli.recorders.files import CSV_FILE, METRICS_FILE, CsvRecorder, JsonlRecorder
 from border_cli.recorders.recorder_process import RemoteRecorder
 from border_cli.recorders.tensorboard import EVENTS, TensorBoardRecorder
 from border_cli.run import factories
 from border_cli.run.initial_weights import load_weights
-from border_cli.run.summary import Resumed, RunFiles, typed_values
+from border_cli.run.summary import Resumed, RunFiles, typed_values, write_crash
 from border_cli.runtime import seeding
 from border_cli.runtime.machine import cpus, idle_s
 from border_cli.runtime.stopping import StopFlag
@@ -191,7 +186,8 @@ def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
         sampler = Sampler(env, agent, processor, seed_of, "actor 0")
         return InThreadSource(sampler, actors.n_envs, env.close)
     make_source = factories.plugin_factory("actor_manager", c.actor_manager.type)
-    args = actors, columns, resolve.n_actors(c), c.actor_manager, setup.should_stop, setup.files.crashed
+    crashed = partial(write_crash, setup.files.run_dir)
+    args = actors, columns, resolve.n_actors(c), c.actor_manager, setup.should_stop, crashed
     return cast(ExperienceSource, make_source(*args))
 
 
@@ -222,13 +218,6 @@ def _evaluator_spec(config: TrainConfig) -> EvaluatorSpec:
         info_keys=tuple(config.env.info_keys),
         seed=config.seed,
     )
-
-
-def make_view(config: TrainConfig, output: Output, console: Console, title: str) -> View:
-    """Screen, lines or nothing, as `recorder.console` has it."""
-    if config.recorder.console == "screen":
-        return ScreenView(output, console, title, cores=cores_for_actors(config))
-    return View() if config.recorder.console == "none" else PlainView(sys.stdout)
 
 
 def _make_recorders(setup: RunSetup) -> list[Recorder]:

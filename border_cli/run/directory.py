@@ -30,7 +30,6 @@ LOCK_FILE = ".lock"
 CONFIG_FILE = "config.yaml"
 SWEEP_FILE = "sweep.jsonl"
 """Lists the jobs of a sweep, in the folder that holds them."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OWN_FILES = (CONFIG_FILE, "metrics.jsonl", "summary.json", "checkpoints")
 """A folder with any of these already contains a run."""
 _WRAPPERS_OF_ANYTHING = ("GymV21Environment", "GymV26Environment")
@@ -265,21 +264,23 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+_ELSEWHERE = (
+    "a folder that you may write to, such as hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m"
+)
+
+
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise an error that names the path where it cannot be created or written to. path: of a run, or a folder of runs."""
+def writing(path: Path, allowed: str = _ELSEWHERE) -> Iterator[None]:
+    """Raise UsageError, or ResourceError for a full disk, that names the path where it cannot be created or written to."""
     try:
         yield
     except OSError as e:
-        if e.errno in DISK_FULL:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceError(
-                f"{path}: the disk is full", allowed="free some space, or run in another folder"
+                f"{path}: the disk is full", allowed="free some space, or another folder"
             ) from e
         reason = e.strerror or type(e).__name__
-        raise UsageError(
-            f"{path} cannot be made or written to: {reason}",
-            allowed="a folder that you may write to, such as hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> for -m",
-        ) from e
+        raise UsageError(f"{path} cannot be made or written to: {reason}", allowed=allowed) from e
 
 
 def shown(path: Path) -> Path:

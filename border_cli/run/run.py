@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from border_cli.checkpoints.contents import BEST
 from border_cli.config.resolve import is_reproducible, threads
+from border_cli.config.resource_checks import cores_for_actors
 from border_cli.config.schema import TrainConfig
 from border_cli.config.validate import first_opt_step_at
 from border_cli.core.errors import (
@@ -25,6 +27,7 @@ from border_cli.core.progress import RunResult, View
 from border_cli.core.spaces import EnvSpec
 from border_cli.display.output import output
 from border_cli.display.text import banner, named_line, print_end_tables, print_lines, title
+from border_cli.display.views import PlainView, ScreenView
 from border_cli.run import build, factories
 from border_cli.run.directory import Launch, log_to, shown, typed
 from border_cli.run.resume import describe, unfit
@@ -64,7 +67,9 @@ def train(
     _prepare_process(config)
     with output() as out, _resource_errors():
         console, on_console = Console(), view is None and config.recorder.console != "none"
-        view = view or build.make_view(config, out, console, title(config))
+        if view is None and config.recorder.console == "screen":
+            view = ScreenView(out, console, title(config), cores_for_actors(config))
+        view = view or (PlainView(sys.stdout) if on_console else View())
         files = RunFiles(config, run_dir, launch, resumed)
         if resumed is None:
             files.start()

@@ -201,13 +201,6 @@ class RunFiles:
         except OSError as e:
             _log.warning("%s cannot be written: %s", self.run_dir / SUMMARY_FILE, e.strerror)
 
-    def crashed(self, error: Exception) -> None:
-        """Write crash.json as far as the disk allows: an error here must not end a run that continues."""
-        try:
-            write_crash(self.run_dir, error)
-        except OSError as e:
-            _log.error("%s: %s", e.filename or self.run_dir, e.strerror)
-
     def finished(self, stop: StopFlag) -> RunResult:
         """Write how the run ended, by itself or by a signal."""
         assert self.loop is not None
@@ -216,10 +209,9 @@ class RunFiles:
         else:
             result = self._result(self.loop.ended_by)
         self._write(result)
-        for line in filter(None, (result.bound, result.expected)):
+        ended = f"ended by {result.ended_by}: {result.opt_steps} opt steps, {result.env_steps} env steps"
+        for line in filter(None, (result.bound, result.expected, ended)):
             _log.info("%s", line)
-        counts = result.opt_steps, result.env_steps
-        _log.info("ended by %s: %d opt steps, %d env steps", result.ended_by, *counts)
         return result
 
     def failed(self, error: BaseException) -> None:
@@ -232,10 +224,9 @@ class RunFiles:
             # On resume, the summary stays that of the earlier launch until the saved state has been loaded.
             if (saved_at or not kept) and not isinstance(error, InvalidCheckpointError):
                 self.start()
-            if self._run_id and interrupted:
-                self._write(self._result(code.name.lower(), code))
-            elif self._run_id:
-                self._write(self._result("error", code, str(error)))
+            if self._run_id:
+                ended = (code.name.lower(), code) if interrupted else ("error", code, str(error))
+                self._write(self._result(*ended))
         except OSError as e:  # such as the full disk that ended the run; the first error counts
             _log.error("%s: %s", e.filename or self.run_dir, e.strerror)
         if interrupted:
@@ -244,7 +235,7 @@ class RunFiles:
             return
         reported = not isinstance(error, ActorLostError) or not error.details or error.logged
         if isinstance(error, Exception) and (code == ExitCode.DEFECT or not reported):
-            self.crashed(error)
+            write_crash(self.run_dir, error)
         # As text: a log handler must not keep the error, whose frames hold the memory of the run.
         trace = traceback.format_exception(error) if code == ExitCode.DEFECT or self._config.debug else []
         _log.error("the run failed: %s", "".join([f"{error}\n", *trace]).rstrip(), extra=REPORTED)
@@ -344,12 +335,16 @@ def _expected(config: TrainConfig, best: float | None, env_steps: int) -> str:
 def write_crash(run_dir: Path, error: BaseException) -> Path:
     """Write crash.json: the traceback, where the error happened, and the versions. Returns its path.
 
-    Of an exception in an actor it has the actor's traceback, and environment, episode, step and action as `context`.
+    Of an exception in an actor it has the actor's traceback, and environment, episode, step and action as `context`. If
+    the disk fails, this is logged: it must not end a run that continues.
     """
     context, lines = dict[str, Any](), traceback.format_exception(error)
     if isinstance(error, ActorLostError):
         context, lines = dict(error.context), error.details.splitlines(keepends=True)
     path = run_dir / CRASH_FILE
     crash = {"error": type(error).__name__, "message": str(error), "context": context, "traceback": lines}
-    write_json(path, crash | {"versions": versions()})
+    try:
+        write_json(path, crash | {"versions": versions()})
+    except OSError as e:
+        _log.error("%s: %s", e.filename or path, e.strerror)
     return path
