@@ -30,7 +30,7 @@ from safetensors import numpy as safetensors
 from border_cli.checkpoints import store
 from border_cli.core.errors import first_line
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import Block, RunState, State, check_like, from_json, to_json
+from border_cli.core.state import Block, RunState, State, from_json, to_json
 from border_cli.core.types import Evaluation, ModelInfo
 
 BEST = "best"
@@ -142,13 +142,10 @@ def read_model(path: Path) -> SavedModel:
     manifest, files = store.read(path, ("model",), by_size=(REPLAY,))
     with _reading(path, "model.json"):
         data = _json(path, files, "model.json")
-        agent, env, plugins = (data[key] for key in ("agent", "env", "plugins"))
-        check_like(State({}, {"plugins": plugins}), State({}, {"plugins": [""]}), "the model")
-        if not isinstance(agent, dict) or not isinstance(env, dict):
-            raise ValueError("agent and env are not sections of a configuration")
         if data["opt_steps"] != manifest.opt_steps:
             raise ValueError(f"it is of opt step {data['opt_steps']}, its manifest of {manifest.opt_steps}")
-        description = ModelDescription(agent, env, EnvSpec.from_json(data["spec"]), tuple(plugins))
+        agent, env, plugins = dict(data["agent"]), dict(data["env"]), tuple(map(str, data["plugins"]))
+        description = ModelDescription(agent, env, EnvSpec.from_json(data["spec"]), plugins)
     arrays = _arrays(path, files, "model.safetensors")
     return SavedModel(description, ModelInfo(manifest.opt_steps, arrays))
 

@@ -33,11 +33,9 @@ def main(argv: Sequence[str]) -> None:
         return
     overrides = parse_overrides(rest)
     typed = override_values(overrides)
-    for key in ("plan", "init_from", "resume"):
-        if key in typed:
-            raise UsageError(
-                f"{key} has no effect in border-bench, which trains nothing", allowed=f"border-train {key}=…"
-            )
+    if odd := [key for key in ("plan", "init_from", "resume") if key in typed]:
+        problem = f"{odd[0]} has no effect in border-bench, which trains nothing"
+        raise UsageError(problem, allowed=f"border-train {odd[0]}=…")
     config = Composer(overrides, flags.config_dir).compose().config
     from rich.console import Console
 
@@ -57,15 +55,10 @@ def main(argv: Sequence[str]) -> None:
             measured = probes.measure(resolved, spec, envs, probes.PLAN_S, stop, compile=True)
         print_speeds(Console(), resolved, measured)
         fastest = throughput.recommended(resolved, measured, machine.cpus())
-        words = (
-            f"n_actors={fastest.n_actors}",
-            f"actor_manager.envs_per_actor={envs_per_actor(fastest)}",
-            f"trainer.opt_interval={fastest.trainer.opt_interval:g}",
-        )
         rate = number(throughput.predict(fastest, measured, machine.cpus()).opt_steps)
-        print_lines(
-            Console(), ("predicts", f"{rate} opt steps/s with what follows"), ("try", " ".join(words))
-        )
+        words = f"n_actors={fastest.n_actors} actor_manager.envs_per_actor={envs_per_actor(fastest)}"
+        words = f"{words} trainer.opt_interval={fastest.trainer.opt_interval:g}"
+        print_lines(Console(), ("predicts", f"{rate} opt steps/s with what follows"), ("try", words))
 
 
 def show_plan(composed: Composed, launch: Launch) -> None:

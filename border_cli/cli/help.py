@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from border_cli.cli.entry import command, read_page, show
 from border_cli.config.convert import describe_range, known_fields, known_keys, to_plain
-from border_cli.config.presets import NONE, conf_dir, env_ids, shipped, tuned_for, variants
+from border_cli.config.presets import NONE, conf_dir, env_ids, shipped, tuned_for
 from border_cli.config.registry import TABLES, import_installed_plugins
 from border_cli.config.schema import GROUPS, OptionInfo, TrainConfig
 from border_cli.core.errors import UsageError
@@ -96,7 +96,8 @@ def _preset_lines(options: Sequence[str], agents: Sequence[str]) -> list[str]:
     lines += ["preset=none uses none of them"]
     for those, envs in together.items():
         lines += _wrapped(f"  {those}: {', '.join(envs)}", 4)
-    return [*lines, f"  only when typed: {', '.join(f'preset={name}' for name in variants())}"]
+    variants = [f"preset={name}" for name in shipped() if name.count("_") == 2]
+    return [*lines, f"  only when typed: {', '.join(variants)}"]
 
 
 def _key_lines(

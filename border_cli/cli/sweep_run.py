@@ -112,9 +112,15 @@ _MEASURED_S = 600.0
 
 
 def ray_settings(composed: Composed) -> RaySettings:
-    """What `hydra.launcher` says for this job. Raises UsageError."""
-    settings = hydra_section(RaySettings, composed.hydra_config, "launcher")
-    settings.check_device(composed.config.device)
+    """What `hydra.launcher` says for this job. Raises UsageError, also for a GPU that it does not reserve."""
+    settings, device = hydra_section(RaySettings, composed.hydra_config, "launcher"), composed.config.device
+    if device.startswith("cuda") and "GPU" not in settings.need:
+        raise UsageError(
+            f"device={device} with hydra.launcher.gpus_per_job=0: Ray would hide the GPUs from the jobs",
+            allowed="hydra.launcher.gpus_per_job=1, or a fraction of one, or device=cpu",
+        )
+    if device.startswith("cuda:"):
+        raise UsageError(f"device={device}: Ray chooses the GPU of each job", allowed="device=cuda")
     return settings
 
 

@@ -54,11 +54,6 @@ def tuned_for() -> dict[str, list[str]]:
     return dict(sorted(agents.items()))
 
 
-def variants() -> list[str]:
-    """Names of the shipped presets that are used only when they are typed."""
-    return [name for name in shipped() if name.count("_") == 2]
-
-
 def keys_of(preset: str) -> set[str]:
     """The dotted keys that a shipped preset has values for."""
     values = shipped().get(preset, {})

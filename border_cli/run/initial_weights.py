@@ -85,11 +85,10 @@ def resolved_init_from(config: TrainConfig, spec: EnvSpec, path: Path) -> str:
     """
     named, agent = Path(str(config.init_from)), make_agent(config, spec)
     missing = load_weights(agent, replace(config, init_from=str(path)))
-    if missing and path.name == BEST and named.resolve() != path.resolve():
-        newest = store.newest_valid(path.parent / CHECKPOINTS)
-        if newest is not None:
-            path = newest
-            load_weights(agent, replace(config, init_from=str(path)))
+    lacks_critics = missing and path.name == BEST and named.resolve() != path.resolve()
+    if lacks_critics and (newest := store.newest_valid(path.parent / CHECKPOINTS)) is not None:
+        path = newest
+        load_weights(agent, replace(config, init_from=str(path)))
     return str(path.resolve())
 
 

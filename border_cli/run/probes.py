@@ -73,17 +73,15 @@ def measure(
     rates = learner.opt_steps(counts, seconds)
     fastest = max(rates.values())
     learned = {(form, n): rate for n, rate in rates.items()}
-    if config.device != "cpu" or how == "false":
-        return Measured(acted, learned, fastest, form, actor_cpus)
-    if compiled := learner.compiled_opt_steps(counts, seconds, only_cached=not compile):
-        learned |= {("compiled", n): rate for n, rate in compiled.items()}
-        return Measured(acted, learned, max(compiled.values()), "compiled", actor_cpus)
-    is_long = n_opt_steps is None or n_opt_steps / fastest >= COMPILING_PAYS_S
-    if not compile and (how == "true" or is_long):
-        factor = throughput.COMPILED
-        form = f"compiled, taken as {factor:g} times as fast as eager ones"
-        return Measured(acted, learned, factor * fastest, form, actor_cpus)
-    return Measured(acted, learned, fastest, actor_cpus=actor_cpus)
+    if config.device == "cpu" and how != "false":
+        is_long = n_opt_steps is None or n_opt_steps / fastest >= COMPILING_PAYS_S
+        if compiled := learner.compiled_opt_steps(counts, seconds, only_cached=not compile):
+            learned |= {("compiled", n): rate for n, rate in compiled.items()}
+            form, fastest = "compiled", max(compiled.values())
+        elif not compile and (how == "true" or is_long):
+            form = f"compiled, taken as {throughput.COMPILED:g} times as fast as eager ones"
+            fastest *= throughput.COMPILED
+    return Measured(acted, learned, fastest, form, actor_cpus)
 
 
 # -- an actor, in a child process --------------------------------------------------

@@ -164,8 +164,8 @@ class LocalExecutor:
     def start(self, task: Task, run_dir: Path, beside: Sequence[Any]) -> JobProcess:
         """Start a job beside these. Raises ResourceError or OSError where memory or processes are too few."""
         start_early(_PRELOAD)
-        taken = [job.gpu for job in beside]
-        return JobProcess(task, run_dir, self.cpus, min(_gpus(self.device), key=taken.count, default=None))
+        taken, gpus = [job.gpu for job in beside], machine.gpus() if self.device == "cuda" else []
+        return JobProcess(task, run_dir, self.cpus, min(gpus, key=taken.count, default=None))
 
     def wait(self, jobs: Sequence[Any], timeout_s: float) -> None:
         """Wait until one of these jobs has sent something, or has ended."""
@@ -173,11 +173,6 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Nothing: the scheduler closes the processes."""
-
-
-def _gpus(device: str) -> tuple[str, ...]:
-    """Names of the GPUs among which jobs are divided."""
-    return tuple(machine.gpus()) if device == "cuda" else ()
 
 
 @dataclass(frozen=True)
@@ -220,7 +215,7 @@ def divide(need: Need, device: str, n_jobs: int) -> LocalExecutor:
         f"there are {counted(n_jobs, 'job')}": n_jobs,
     }
     if device.startswith("cuda"):
-        n_gpus = len(_gpus(device)) or 1
+        n_gpus = len(machine.gpus()) or 1 if device == "cuda" else 1
         limits[f"the jobs have {counted(n_gpus, 'GPU')}"] = n_gpus
     reason = min(limits, key=lambda words: limits[words])
     return LocalExecutor(max(1, limits[reason]), device, reason)

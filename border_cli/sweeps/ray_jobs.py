@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.config.schema import option
-from border_cli.core.errors import ExitCode, UsageError
+from border_cli.core.errors import ExitCode
 from border_cli.core.format import counted
 from border_cli.core.progress import JobProgress
 from border_cli.run.directory import SWEEP_FILE
@@ -48,16 +48,6 @@ class RaySettings:
     @property
     def cpus(self) -> int:
         return max(1, math.ceil(self.need.get("CPU", 0)))
-
-    def check_device(self, device: str) -> None:
-        """Raise UsageError for jobs on a GPU for which none is reserved."""
-        if device.startswith("cuda") and "GPU" not in self.need:
-            raise UsageError(
-                f"device={device} with hydra.launcher.gpus_per_job=0: Ray would hide the GPUs from the jobs",
-                allowed="hydra.launcher.gpus_per_job=1, or a fraction of one, or device=cpu",
-            )
-        if device.startswith("cuda:"):
-            raise UsageError(f"device={device}: Ray chooses the GPU of each job", allowed="device=cuda")
 
 
 # -- on the node ---------------------------------------------------------------

@@ -111,19 +111,19 @@ class Tuner(JobQueue):
 
     @property
     def left(self) -> int:
-        s = self._settings
-        to_ask = 0 if self._all_asked else (s.n_trials - len(self.trials)) * s.seeds
-        return super().left + to_ask + (0 if self.confirmed else s.top * s.top_seeds)
+        s, to_ask = self._settings, self._n_trials - len(self.trials)
+        return super().left + to_ask * s.seeds + (0 if self.confirmed else s.top * s.top_seeds)
 
     @property
     def stage(self) -> str:
         if self.confirmed:
             return f"confirming the best {len(self.confirmed)}"
-        n = len(self.trials) if self._is_exhausted else self._settings.n_trials
-        return f"trial {len(self.trials)} of {n}"
+        return f"trial {len(self.trials)} of {self._n_trials}"
 
     def next(self) -> Job | None:
-        while not self._todo and not self._all_asked:  # a trial whose values are not allowed has no jobs
+        while (
+            not self._todo and len(self.trials) < self._n_trials
+        ):  # a trial whose values are not allowed has no jobs
             if (trial := self._draw()) is None:
                 self.study.set_user_attr(_EXHAUSTED, True)
                 self._note(f"the search space has no values left to try after {len(self.trials)} trials")
@@ -159,12 +159,10 @@ class Tuner(JobQueue):
     # -- trials --------------------------------------------------------------
 
     @property
-    def _is_exhausted(self) -> bool:
-        return bool(self.study.user_attrs.get(_EXHAUSTED))
-
-    @property
-    def _all_asked(self) -> bool:
-        return self._is_exhausted or len(self.trials) >= self._settings.n_trials
+    def _n_trials(self) -> int:
+        """Trials in all: fewer than wanted if the search space is exhausted."""
+        is_exhausted = self.study.user_attrs.get(_EXHAUSTED)
+        return len(self.trials) if is_exhausted else max(self._settings.n_trials, len(self.trials))
 
     def _draw(self) -> Trial | None:
         """A new trial; None if all draws repeat earlier trials."""
@@ -256,7 +254,7 @@ class Tuner(JobQueue):
 
     @property
     def _trials_have_ended(self) -> bool:
-        return self._all_asked and not any(trial.state == RUNNING for trial in self.trials)
+        return len(self.trials) == self._n_trials and all(trial.state != RUNNING for trial in self.trials)
 
     @property
     def has_ended(self) -> bool:
