@@ -96,7 +96,6 @@ def best_files(
 
 
 def _model_files(model: ModelDescription, info: ModelInfo) -> Files:
-    """The files of a model alone."""
     description = {
         "agent": dict(model.agent),
         "env": dict(model.env),

@@ -65,16 +65,13 @@ def main(argv: Sequence[str]) -> None:
     flags, paths, overrides = parser.read_paths(argv)
     if parser.answers(flags):
         return
-    located, saved = find_model(paths, flags.checkpoint, flags.trust)
+    located, saved, stored = _find_model(flags, paths, overrides)
     if flags.video:
         from border_cli.training.videos import import_av
 
         import_av()  # its absence should not be noticed after the episodes
-    named = typed_names(overrides)
-    # Plugins may define the environment's keys.
-    load.import_plugins(saved.description, named.get("plugins", ()), flags.trust)
-    env = _env_config(load.stored_config(saved.description).env, overrides)
-    check_code({"env": asdict(env)}, named, flags.trust)
+    env = _env_config(stored, overrides)
+    check_code({"env": asdict(env)}, typed_names(overrides), flags.trust)
     import torch
 
     torch.set_num_threads(1)  # batches of ten observations are too small to share among threads
@@ -97,36 +94,37 @@ def export(argv: Sequence[str]) -> None:
     flags, paths, overrides = parser.read_paths(argv)
     if parser.answers(flags):
         return
-    named = typed_names(overrides).get("plugins", ())
-    located, saved = find_model(paths, flags.checkpoint, flags.trust)
-    model = saved.description
-    load.import_plugins(model, named, flags.trust)
-    policy = load.make_policy(saved, 0)
+    located, saved, env = _find_model(flags, paths, overrides)
+    policy, model = load.make_policy(saved, 0), saved.description
     from border_cli.export.write import write_policy
 
     folder = Path(flags.out or (located.run_dir or located.path) / "export" / flags.format)
     if flags.out and (folder / "README.md").exists() and not list(folder.glob("policy.*")):
         raise UsageError(f"out={folder} has a README.md of something else", allowed="out=<a new folder>")
-    env = load.stored_config(model).env
     title = f"{model.agent['type']} on {env.name}, opt step {saved.info.version:,}"
     with writing(folder, "out=<another folder>"):
         files = write_policy(policy, model.spec, folder, flags.format, title, env.action_mask == "info")
     show("\n".join(["written", *(f"  {shown(path.absolute())}" for path in files)]))
 
 
-def find_model(paths: Sequence[Path], checkpoint: str | None, trusted: bool) -> tuple[Located, SavedModel]:
-    """Find and read the model of a command line, for a command that also writes to its run.
+def _find_model(
+    flags: Namespace, paths: Sequence[Path], overrides: Sequence[Override]
+) -> tuple[Located, SavedModel, EnvConfig]:
+    """Find and read the model of a command line and its environment, for a command that also writes to its run.
 
-    Raises UsageError for two of them, where there is none, and for a run with links that is not trusted.
+    Raises UsageError for two of them, where there is none, and for links or plugins of a run that is not trusted.
     """
     if len(paths) > 1:
         raise UsageError(f"{paths[0]} and {paths[1]} are two models", allowed="one at a time")
-    located = model_directory(paths[0] if paths else None, checkpoint)
+    located = model_directory(paths[0] if paths else None, flags.checkpoint)
     if located.note:
         show(f"note: {located.note}")
     if located.run_dir is not None:
-        check_plain(located.run_dir, trusted)
-    return located, read_model(located.path)
+        check_plain(located.run_dir, flags.trust)
+    saved = read_model(located.path)
+    # Plugins may define the environment's keys.
+    load.import_plugins(saved.description, typed_names(overrides).get("plugins", ()), flags.trust)
+    return located, saved, load.stored_config(saved.description).env
 
 
 def _evaluate(

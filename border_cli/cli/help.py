@@ -103,7 +103,6 @@ def _preset_lines(options: Sequence[str], agents: Sequence[str]) -> list[str]:
 def _key_lines(
     keys: Sequence[str], infos: Mapping[str, OptionInfo], values: Mapping[str, Any]
 ) -> Iterator[str]:
-    """One entry for each key: its value, unit, meaning, bounds and choices."""
     known = [key for key in keys if key in infos]
     shown = {
         key: values[key] if values.get(key) and isinstance(values[key], str) else json.dumps(values.get(key))
