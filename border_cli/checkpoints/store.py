@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError, first_line
@@ -157,19 +158,16 @@ def prune(parent: Path, keep: int, by_size: Collection[str] = ()) -> None:
 
     by_size: see `read`. Raises CheckpointIOError when the disk fails.
     """
-    paths, verified = list_steps(parent), list[Path]()
-    for i, path in enumerate(paths):
-        if len(verified) < _MIN_VERIFIED and verifies(path, by_size):
-            verified.append(path)
-        elif i >= keep and len(verified) == _MIN_VERIFIED:
-            try:
+    paths = list_steps(parent)
+    verified = list(islice((path for path in paths if verifies(path, by_size)), _MIN_VERIFIED))
+    if len(verified) == _MIN_VERIFIED:
+        try:
+            for path in paths[max(keep, paths.index(verified[-1]) + 1) :]:
                 _discard(path)
                 _discard(aside(path))
-            except OSError as e:
-                raise CheckpointIOError(
-                    f"an old checkpoint in {parent} cannot be removed: {_reason(e)}"
-                ) from e
-    if len(paths) > max(keep, len(verified)) and len(verified) < _MIN_VERIFIED:
+        except OSError as e:
+            raise CheckpointIOError(f"an old checkpoint in {parent} cannot be removed: {_reason(e)}") from e
+    elif len(paths) > max(keep, len(verified)):
         _logger.warning("%s: fewer than two checkpoints verify; no older one is removed", parent)
 
 

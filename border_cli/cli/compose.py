@@ -156,10 +156,8 @@ class Composer:
         typed = [override for override in self._overrides if not override.is_sweep_override()]
         overrides = typed if overrides is None else overrides
         check_single(overrides)
-        job = [
-            for_hydra(override, self.choices) for override in overrides if override.key_or_group != _SEARCH
-        ]
-        of_hydra = (for_hydra(override, self.choices) for override in typed if override.is_hydra_override())
+        job = [for_hydra(o, self.choices) for o in overrides if o.key_or_group != _SEARCH]
+        of_hydra = (for_hydra(o, self.choices) for o in typed if o.is_hydra_override())
         words = [*self.search, *(word for word in of_hydra if word not in job), *job]
         with translated():
             return cast(DictConfig, self.hydra.compose_config(PRIMARY, words, RunMode.RUN, from_shell=False))
