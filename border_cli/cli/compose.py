@@ -187,10 +187,15 @@ class Composer:
 
 def _folder(merged: DictConfig, config: TrainConfig, key: str) -> str:
     """A folder of Hydra's section, whose interpolations may name any key of the configuration."""
-    HydraConfig.instance().set_config(merged)  # for interpolations such as ${hydra:job.num}
-    with translated():
-        values = OmegaConf.merge(to_plain(config), merged)  # those too that no file names
-        folder = OmegaConf.select(values, key, throw_on_missing=True)
+    current = HydraConfig.instance()
+    before = current.cfg
+    current.set_config(merged)  # for interpolations such as ${hydra:job.num}
+    try:
+        with translated():
+            values = OmegaConf.merge(to_plain(config), merged)  # those too that no file names
+            folder = OmegaConf.select(values, key, throw_on_missing=True)
+    finally:
+        current.cfg = before  # a program that uses us may have its own
     if not folder:
         raise UsageError(f"{key}=: the value is missing", allowed=f"{key}=<folder>")
     return str(folder)

@@ -97,9 +97,13 @@ def _notes_on_sweeps(paths: Sequence[Path]) -> Iterator[str]:
 
 def _write(report: Report, out: Path) -> None:
     """Write the page and the curves, and print where. Raises UsageError or ResourceError where that is impossible."""
+    if out.is_symlink():
+        raise UsageError(f"{out} is a link, which may lead anywhere", allowed="out=<folder>")
     page, curves = out / "report.html", out / "curves.csv"
     with writing(out, "out=<another folder>"):
         out.mkdir(parents=True, exist_ok=True)
+        for path in (page, curves):
+            path.unlink(missing_ok=True)  # a link there is not followed
         write_curves(curves, report.groups, report.metric)
         if importlib.util.find_spec("plotly"):
             page.write_text(html_page(report), encoding="utf-8", errors="replace")

@@ -160,7 +160,7 @@ def with_typed_budget(config: TrainConfig, overrides: Mapping[str, Any]) -> Trai
     typed = [name for name in budgets if f"trainer.{name}" in overrides]
     if len(typed) != 1 or getattr(config.trainer, typed[0]) is None:
         return config
-    other: dict[str, Any] = dict.fromkeys(set(budgets).difference(typed))
+    other: dict[str, Any] = {name: None for name in budgets if name not in typed}
     return replace(config, trainer=replace(config.trainer, **other))
 
 

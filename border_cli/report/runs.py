@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -175,7 +176,8 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     """Runs of the same configuration together, in the order in which they were found.
 
     A run without a stored configuration is its own group. The name of a group is its title, with the typed values that
-    distinguish it from groups of the same title; other values are named only if the typed ones are equal.
+    distinguish it from groups of the same title; other values are named only if the typed ones are equal. The second
+    group of the same name is "name (2)".
     """
     groups: dict[object, list[RunRecord]] = {}
     for run in runs:
@@ -188,6 +190,11 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
             same.setdefault(group.name, []).append(group.runs[0])
         for group in named:
             group.name = " ".join([group.name, *_differing(group.runs, same[group.name], typed_only)])
+    counts = Counter[str]()
+    for group in named:
+        counts[group.name] += 1
+        if (n := counts[group.name]) > 1:
+            group.name += f" ({n})"
     return named
 
 
