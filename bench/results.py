@@ -42,6 +42,8 @@ _NEW = {
     "agent": {
         **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none", "privileged_obs": []},
         **{"gru": None, "sequence_length": 40, "burn_in": 20, "priority_max_share": 0.9},
+        **{"encoder": "convolutions", "spectral_norm": False},
+        **{"munchausen": None, "munchausen_tau": 0.03, "munchausen_clip": -1.0},
     },
     "buffer": {"her": "none", "her_ratio": 0.8},
     "env": {"vector": False},

@@ -49,6 +49,7 @@ AGENTS = {
     "qrdqn": f"agent=qrdqn {CARTPOLE} {NO_EVAL} agent.quantiles=16 agent.dueling=true",
     "iqn": f"agent=iqn {CARTPOLE} {NO_EVAL} agent.quantiles=8 agent.target_quantiles=8 agent.act_quantiles=8",
     "rainbow on frames": f"agent=rainbow {CATCH} {NO_EVAL} agent.v_min=-5.0 agent.v_max=5.0",
+    "btr on frames": f"agent=btr {CATCH} {NO_EVAL} agent.channels=[4,8,8]",
     "sac": f"agent=sac {PENDULUM} {NO_EVAL}",
     "td3": f"agent=td3 {PENDULUM} {NO_EVAL}",
     "dsac": f"agent=dsac {CARTPOLE} {NO_EVAL}",

@@ -53,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qrdqn": {"quantiles": 5},
     "iqn": {"act_quantiles": 4, "cosines": 8, "dueling": True},
     "rainbow": {},
+    "btr": {"act_quantiles": 4, "cosines": 8},
     "sac": {},
     "td3": {},
     "tqc": {"exploration": "state_dependent"},

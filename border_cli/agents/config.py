@@ -20,7 +20,11 @@ class NetworkConfig(AgentConfig):
     """
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = ("compile", "lr_schedule", "lr_final", "lr_opt_steps")
-    only_with: ClassVar[dict[str, str]] = {"agent.lr_schedule=linear|cosine": "lr_final lr_opt_steps"}
+    only_with: ClassVar[dict[str, str]] = {
+        "agent.lr_schedule=linear|cosine": "lr_final lr_opt_steps",
+        "agent.encoder=convolutions": "kernels strides",
+        "agent.encoder=impala": "spectral_norm",
+    }
 
     lr: float = option(1e-3, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
     lr_schedule: str = option(
@@ -42,11 +46,19 @@ class NetworkConfig(AgentConfig):
         None, "clip the gradient norm of each network here; null: no clipping", unit="gradient", gt=0.0
     )
     hidden: list[int] = option([256, 256], "units per hidden layer of each network", unit="units", ge=1)
+    encoder: str = option(
+        "convolutions",
+        "network for images; impala: residual blocks, pooled to 6×6 at the end",
+        choices=("convolutions", "impala"),
+    )
     channels: list[int] = option(
         [32, 64, 64],
-        "output channels of each convolution for images; []: images are flattened",
+        "images: output channels of each convolution, or of each stage of impala; []: images are flattened",
         unit="channels",
         ge=1,
+    )
+    spectral_norm: bool = option(
+        False, "impala: divide the weights of the residual blocks by their spectral norm"
     )
     kernels: list[int] = option(
         [], "width and height of each convolution's kernel; []: by the size of the image", unit="pixels", ge=1

@@ -10,9 +10,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d, max_pool2d
 
 from border_cli.agents.batch_renorm import BatchRenorm
-from border_cli.agents.numpy_policy import Network
+from border_cli.agents.config import NetworkConfig
+from border_cli.agents.numpy_policy import Network, pool_windows
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, Obs, ObsLeaf, ObsSpec
 
@@ -27,9 +29,7 @@ class Encoder(nn.Module):
     [0, 1]. Everything else is only flattened, or normalised by running statistics.
 
     Args:
-        channels: of each convolution; images are flattened if there are none.
-        normalize: whether the leaves of which `is_normalizable` is true are normalised.
-        windows: (kernel, stride) of each convolution; none: by the size of the image.
+        config: with `normalize_obs`, leaves of which `is_normalizable` is true are normalised.
 
     Attributes:
         features: length of the vector.
@@ -37,26 +37,18 @@ class Encoder(nn.Module):
         vectors: leaves that are only one-hot coded, scaled or flattened.
     """
 
-    def __init__(
-        self,
-        spec: ObsSpec,
-        channels: Sequence[int],
-        generator: torch.Generator,
-        normalize: bool = False,
-        windows: Sequence[tuple[int, int]] = (),
-    ) -> None:
+    def __init__(self, spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self._images = [leaf for leaf in spec.leaves if channels and is_image(leaf)]
-        normalized = [leaf for leaf in spec.leaves if normalize and is_normalizable(leaf)]
+        self._images = [leaf for leaf in spec.leaves if config.channels and is_image(leaf)]
+        normalized = [leaf for leaf in spec.leaves if config.normalize_obs and is_normalizable(leaf)]
         self.vectors = [leaf for leaf in spec.leaves if leaf not in self._images + normalized]
-        self.convolutions = nn.ModuleList(
-            Convolutions(leaf, channels, windows, generator) for leaf in self._images
-        )
+        network = Impala if config.encoder == "impala" else Convolutions
+        self.convolutions = nn.ModuleList(network(leaf, config, generator) for leaf in self._images)
         self.normalizers = nn.ModuleList(map(Normalizer, normalized))
         self.normalized = [leaf.name for leaf in normalized]
         self.has_images = bool(self._images)
         self.features = sum(leaf.features for leaf in self.vectors + normalized) + sum(
-            cast(Convolutions, part).features for part in self.convolutions
+            cast(Convolutions | Impala, part).features for part in self.convolutions
         )
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
@@ -82,8 +74,8 @@ class Encoder(nn.Module):
             normalizer = cast(Normalizer, part)
             how = {"at": f"encoder.normalizers.{i}", "stack": normalizer.shape[0], "limit": normalizer.limit}
             parts.append({"name": name, "as": "normalized", **how})
-        for i, convolutions in enumerate(cast(Sequence[Convolutions], self.convolutions)):
-            leaf, layers = convolutions.leaf, cast(Sequence[_Convolution], convolutions.layers)
+        for i, convolutions in enumerate(cast(Sequence[Convolutions | Impala], self.convolutions)):
+            leaf = convolutions.leaf
             assert leaf.low is not None and leaf.high is not None
             how = {
                 "at": f"encoder.convolutions.{i}",
@@ -91,9 +83,7 @@ class Encoder(nn.Module):
                 "axis": leaf.channel_axis,
                 "low": leaf.low,
                 "scale": 1.0 / (leaf.high - leaf.low),
-                "layers": [
-                    (layer.kernel_size[0], layer.stride[0], int(layer.padding[0])) for layer in layers
-                ],
+                **convolutions.description,
             }
             parts.append({"name": leaf.name, "as": "image", **how})
         return parts
@@ -363,24 +353,19 @@ def channels_first(leaf: ObsLeaf, value: Tensor) -> Tensor:
 
 
 class Convolutions(nn.Module):
-    """ReLU convolutions of one image leaf, flattened. channels: of each layer · features: length of the result.
+    """ReLU convolutions of one image leaf, flattened. features: length of the result.
 
-    Without `windows`, large images get the kernels and strides of Atari's network. Small ones get kernels of 3 that keep
-    the size; from the second layer on, strides of 2 halve it while the shorter side is longer than 4.
+    If no kernels are typed, large images get the kernels and strides of Atari's network. Small ones get kernels of 3 that
+    keep the size; from the second layer on, strides of 2 halve it while the shorter side is longer than 4.
     """
 
-    def __init__(
-        self,
-        leaf: ObsLeaf,
-        channels: Sequence[int],
-        windows: Sequence[tuple[int, int]],
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, leaf: ObsLeaf, config: NetworkConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.leaf = leaf
         height, width, n_in = image_shape(leaf)
+        channels, windows = config.channels, config.windows
         is_large = min(height, width) >= _LARGE
-        layers = []
+        layers = list[_Convolution]()
         for i, (before, after) in enumerate(pairwise([n_in, *channels])):
             if windows:
                 (kernel, stride), padding = windows[i], 0
@@ -397,19 +382,23 @@ class Convolutions(nn.Module):
                 )
         self.layers = nn.ModuleList(layers)
         self.features = height * width * ([n_in, *channels][-1])
+        sizes = [(layer.kernel_size[0], layer.stride[0], int(layer.padding[0])) for layer in layers]
+        self.description: dict[str, Any] = {"layers": sizes}
 
     def forward(self, value: Tensor) -> Tensor:
         """(B, *leaf.shape) → (B, features)."""
-        leaf = self.leaf
-        assert leaf.low is not None and leaf.high is not None
-        x = channels_first(leaf, value).float()
-        if leaf.low:
-            x = x - leaf.low
-        scale = 1.0 / (leaf.high - leaf.low)
+        x, scale = _shifted(self.leaf, value)
         for layer in cast(Sequence[_Convolution], self.layers):
             x = layer(x, scale).relu_()
             scale = 1.0
         return x.flatten(1)
+
+
+def _shifted(leaf: ObsLeaf, value: Tensor) -> tuple[Tensor, float]:
+    """(B, *leaf.shape) → (B, channels, height, width) from 0 on, and what scales it to 1."""
+    assert leaf.low is not None and leaf.high is not None
+    x = channels_first(leaf, value).float()
+    return x - leaf.low if leaf.low else x, 1.0 / (leaf.high - leaf.low)
 
 
 class _Convolution(nn.Conv2d):
@@ -424,6 +413,76 @@ class _Convolution(nn.Conv2d):
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         """Scales the weights instead of the images, which have a hundred times as many numbers."""
         weight = self.weight if scale == 1.0 else self.weight * scale
-        return nn.functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+        return conv2d(x, weight, self.bias, self.stride, self.padding)
 
     reset_parameters = Linear.reset_parameters
+
+
+class Impala(nn.Module):
+    """The residual network of Espeholt et al. (2018) for one image leaf, a stage for each of the `channels`.
+
+    As in BTR (Clark et al., 2025), adaptive max pooling leaves at most 6×6 numbers per channel. features: their number.
+    """
+
+    def __init__(self, leaf: ObsLeaf, config: NetworkConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.leaf = leaf
+        *sides, n_in = image_shape(leaf)
+        sizes, norm = [n_in, *config.channels], config.spectral_norm
+        self.stages = nn.ModuleList(_Stage(*pair, norm, generator) for pair in pairwise(sizes))
+        self._windows = [pool_windows(math.ceil(side / 2 ** len(self.stages))) for side in sides]
+        self.features = sizes[-1] * math.prod(map(len, self._windows))
+        self.description: dict[str, Any] = {"stages": len(self.stages), "spectral_norm": norm}
+
+    def forward(self, value: Tensor) -> Tensor:
+        """(B, *leaf.shape) → (B, features)."""
+        x, scale = _shifted(self.leaf, value)
+        x = x.contiguous(memory_format=torch.channels_last)
+        for stage in self.stages:
+            x = stage(x, scale)
+            scale = 1.0
+        # Not torch's adaptive pooling, which ONNX lacks, and whose gradient on a GPU does not repeat its bits.
+        for dim, windows in enumerate(self._windows, start=2):
+            x = torch.stack([x.narrow(dim, start, end - start).amax(dim) for start, end in windows], dim)
+        return torch.relu(x).flatten(1)
+
+
+class _Stage(nn.Module):
+    """A convolution, max pooling that halves the image, and two residual blocks of two convolutions each.
+
+    weight: (4, n, n, 3, 3) of the blocks' convolutions in order, divided by its norms if `spectral_norm` · bias: (4, n).
+    """
+
+    def __init__(self, n_in: int, n_out: int, spectral_norm: bool, generator: torch.Generator) -> None:
+        super().__init__()
+        self.convolution = _Convolution(n_in, n_out, 3, 1, 1, generator)
+        bound, n = (9 * n_out) ** -0.5, n_out
+        self.weight = nn.Parameter(torch.empty(4, n, n, 3, 3).uniform_(-bound, bound, generator=generator))
+        self.bias = nn.Parameter(torch.empty(4, n).uniform_(-bound, bound, generator=generator))
+        self._spectral_norm = spectral_norm
+
+    def forward(self, x: Tensor, scale: float) -> Tensor:
+        """(B, n_in, height, width) times `scale` → (B, n, height/2, width/2), rounded up."""
+        weight: Tensor = self.weight
+        if self._spectral_norm:
+            weight = weight / in_float32(spectral_norms, weight).view(-1, 1, 1, 1, 1)
+        x = max_pool2d(self.convolution(x, scale), 3, 2, 1)
+        for i in (0, 2):
+            y = conv2d(torch.relu(x), weight[i], self.bias[i], padding=1)
+            x = x + conv2d(torch.relu(y), weight[i + 1], self.bias[i + 1], padding=1)
+        return x
+
+
+def spectral_norms(weights: Tensor) -> Tensor:
+    """(m, n_out, ...) → (m,) largest singular values of the matrices W (n_out, ·), with gradients (Miyato et al., 2018).
+
+    (W·Wᵀ)^1024, scaled to trace 1, is nearly u·uᵀ for the first left singular vector u, and σ² = uᵀ·W·Wᵀ·u. Unlike a power
+    iteration that goes on over opt steps, this needs no state.
+    """
+    w = weights.flatten(2)
+    with torch.no_grad():
+        power = w @ w.transpose(1, 2)
+        for _ in range(10):
+            power = power / power.norm(dim=(1, 2), keepdim=True)
+            power = power @ power  # its trace is the squared norm, 1
+    return (w * (power @ w)).sum((1, 2)).sqrt()

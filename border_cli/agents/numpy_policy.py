@@ -103,20 +103,23 @@ class Network:
             )
             hot = [columns[..., i, None] == np.arange(size) for i, size in enumerate(part["categories"])]
             return np.concatenate(hot, axis=-1).reshape(n, -1).astype(np.float32) * np.float32(part["scale"])
-        if part["as"] == "image":  # ReLU convolutions, flattened
+        if part["as"] == "image":  # ReLU convolutions, or the stages of Impala, flattened
             if part["channels"] != "stack":
                 # Of a stack (B, frames, height, width), the frames are the channels already.
                 value = np.moveaxis(value, part["axis"], -3)
                 value = value.reshape(n, -1, *value.shape[-2:])
             x = (value.astype(np.float32) - np.float32(part["low"])) * np.float32(part["scale"])
-            for i, (kernel, stride, padding) in enumerate(part["layers"]):
+            for i, (_, stride, padding) in enumerate(part.get("layers", ())):
                 weight, bias = (
                     self._arrays[f"{part['at']}.layers.{i}.{name}"] for name in ("weight", "bias")
                 )
-                x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
-                windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(2, 3))
-                windows = windows[:, :, ::stride, ::stride]  # (B, channels, height, width, kernel, kernel)
-                x = np.einsum("bchwij,ocij->bohw", windows, weight, optimize=True) + bias[:, None, None]
+                x = np.maximum(_convolved(x, weight, bias, stride, padding), 0.0)
+            for i in range(part.get("stages", 0)):
+                x = self._stage(x, f"{part['at']}.stages.{i}", part["spectral_norm"])
+            if "stages" in part:
+                for axis in (2, 3):
+                    ranges = [range(*ends) for ends in pool_windows(x.shape[axis])]
+                    x = np.stack([x.take(rows, axis).max(axis) for rows in ranges], axis)
                 x = np.maximum(x, 0.0)
             return x.reshape(n, -1)
         numbers = value.reshape(n, -1).astype(np.float32, copy=False)
@@ -127,6 +130,37 @@ class Network:
         if (part["low"], part["span"]) == (0.0, 1.0):
             return numbers
         return (numbers - np.float32(part["low"])) / np.float32(part["span"])
+
+    def _stage(self, x: Any, at: str, spectral_norm: bool) -> Any:
+        """A stage of Impala: a convolution, max pooling of 3×3 with stride 2, two residual blocks."""
+        names = ("convolution.weight", "convolution.bias", "weight", "bias")
+        first, first_bias, weight, bias = (self._arrays[f"{at}.{name}"] for name in names)
+        if spectral_norm:
+            norms = np.linalg.norm(weight.reshape(*weight.shape[:2], -1), 2, (1, 2))
+            weight = weight / norms.reshape(-1, 1, 1, 1, 1)
+        x = _windows(_convolved(x, first, first_bias), 3, 2, 1, -np.inf).max((4, 5))
+        for i in (0, 2):
+            y = _convolved(np.maximum(x, 0.0), weight[i], bias[i])
+            x = x + _convolved(np.maximum(y, 0.0), weight[i + 1], bias[i + 1])
+        return x
+
+
+def _windows(x: Any, kernel: int, stride: int, padding: int, padded: float = 0.0) -> Any:
+    """(B, channels, height, width) → (B, channels, height', width', kernel, kernel)."""
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)), constant_values=padded)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(2, 3))
+    return windows[:, :, ::stride, ::stride]
+
+
+def _convolved(x: Any, weight: Any, bias: Any, stride: int = 1, padding: int = 1) -> Any:
+    windows = _windows(x, weight.shape[2], stride, padding)
+    return np.einsum("bchwij,ocij->bohw", windows, weight, optimize=True) + bias[:, None, None]
+
+
+def pool_windows(side: int, most: int = 6) -> list[tuple[int, int]]:
+    """Start and end of each window of adaptive pooling, which leaves at most `most` of `side` pixels."""
+    n = min(side, most)
+    return [(i * side // n, -(-(i + 1) * side // n)) for i in range(n)]
 
 
 _ARRAYS = {

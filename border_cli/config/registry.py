@@ -50,6 +50,7 @@ AGENTS: dict[str, Entry] = {
     "qrdqn": _agent("dqn", "QrDqnConfig"),
     "iqn": _agent("dqn", "IqnConfig"),
     "rainbow": _agent("dqn", "RainbowConfig"),
+    "btr": _agent("dqn", "BtrConfig"),
     "r2d2": _agent("dqn", "R2d2Config"),
     "sac": _agent("sac", "SacConfig"),
     "td3": _agent("sac", "Td3Config"),

@@ -125,7 +125,7 @@ def _check_effects(overrides: Collection[str], spec: EnvSpec) -> None:
     """Raise UsageError for a typed key of the network that has no effect on these observations."""
     from border_cli.agents.nets import has_images, is_normalizable  # torch is imported by now
 
-    for key in ("agent.channels", "agent.kernels", "agent.strides"):
+    for key in (f"agent.{name}" for name in ("channels", "kernels", "strides", "encoder", "spectral_norm")):
         if key in overrides and not has_images(spec.inputs):
             raise UsageError(
                 f"{key} has no effect on these observations: none of them is an image",

@@ -67,6 +67,11 @@ FRAMES = (
     *known_to("rainbow", *PAIR),
 )
 """Observations are stacks of frames; the replay stores single frames."""
+RESIDUAL = (
+    *("agent=btr", "buffer=prioritized", "env=catch", "env.screen_size=40", "agent.channels=[4]"),
+    *("agent.batch_size=16", "agent.hidden=[16]", *known_to("btr", *PAIR)),
+)
+"""Impala's network with spectral norms, Munchausen targets, and both noisy layers and ε explore."""
 CORRELATED = (*args_of("sac", "uniform"), "agent.exploration=state_dependent", "agent.noise_interval=7")
 """Exploration noise that lasts several env steps and is restored with its actor."""
 HINDSIGHT = (
@@ -82,6 +87,7 @@ HINDSIGHT = (
 """Rewards of other goals are computed in the learner."""
 PAIRS = {f"{a}, {b}": args_of(a, b) for a, b in product(sorted(AGENTS), sorted(BUFFERS))} | {
     "frames": FRAMES,
+    "residual blocks": RESIDUAL,
     "hindsight": HINDSIGHT,
     "correlated noise": CORRELATED,
 }

@@ -41,6 +41,7 @@ TASKS = {
 }
 TASKS |= {
     "rainbow on frames": ("agent=rainbow", *FRAMES),
+    "btr on frames": ("agent=btr", *FRAMES),
     "iqn on frames, prioritised": ("agent=iqn", *FRAMES, "buffer=prioritized"),
     "sac, bfloat16": (*TASKS["sac"], "agent.precision=bfloat16"),
     "rainbow on frames, large batches": ("agent=rainbow", *FRAMES, *LARGE),

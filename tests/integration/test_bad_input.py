@@ -31,7 +31,7 @@ COMPOSITION = [
     # arguments and flags
     Row(
         "agent=dqnn",
-        "agent: there is no 'dqnn'|nearest: agent=dqn|allowed: c51, crossq, dqn, dsac, flashsac, iqn",
+        "agent: there is no 'dqnn'|nearest: agent=dqn|allowed: btr, c51, crossq, dqn, dsac, flashsac, iqn",
     ),
     Row("env=null", "env: there is no 'null'|allowed: env=gym env.id=<id> env.imports=[<package>], acrobot"),
     Row("agent@other=dqn", "'agent@other=dqn' is not a setting|allowed: key=value"),

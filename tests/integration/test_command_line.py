@@ -112,7 +112,7 @@ def test_help_shows_the_keys_and_values_of_the_composed_agent(capsys):
     words = ["agent=sac", "env=pendulum", "agent.lr=0.25", "++env.kwargs.g=9"]
     assert main([*words, "resume=nowhere", "--help", "agent", "env"]) == 0
     page = capsys.readouterr().out
-    assert "agent=c51 | crossq | dqn | dsac | flashsac | iqn" in page
+    assert "agent=btr | c51 | crossq | dqn | dsac | flashsac | iqn" in page
     assert "agent.random_env_steps" in page and "agent.epsilon_start" not in page
     assert "with the values of agent=sac env=pendulum preset=sac_pendulum" in page
     assert " 0.25  [rate] Adam's learning rate" in page

@@ -370,8 +370,12 @@ def log(run: Run) -> str:
 
 
 @full_tier
-def test_an_opt_step_with_convolutions_is_compiled_though_torch_cannot_trace_it() -> None:
-    run = train("agent=dqn", "env=catch", "trainer=sync", "agent.compile=true", "trainer.max_opts=4")
+@pytest.mark.parametrize("agent", ["dqn", "btr"])
+def test_an_opt_step_with_convolutions_is_compiled_though_torch_cannot_trace_it(agent: str) -> None:
+    small = ("agent.channels=[4,8]", "agent.hidden=[16]", "agent.batch_size=16")
+    run = train(
+        f"agent={agent}", "env=catch", "trainer=sync", "agent.compile=true", "trainer.max_opts=4", *small
+    )
     assert log(run).count("the opt step is compiled from here on") == 1
 
 

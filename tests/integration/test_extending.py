@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hydra.core.config_store import ConfigStore
@@ -90,7 +89,7 @@ def test_its_command_trains(modules: Path, args: list[str]) -> None:
         assert border_cli.load("run", trust=True).sample([0.0]) in (0, 1)
         forget_modules()
         assert main(["resume=run", "trust=true", "trainer.max_opts=50"]) == 0
-    if name == "my_munchausen":
+    if name == "my_advantage":
         assert run.config.agent.alpha == 0.5  # type: ignore[attr-defined]
 
 
@@ -110,26 +109,20 @@ def run_script() -> None:
     runpy.run_path(sys.argv[1], run_name="__main__")
 
 
-def test_targets_of_munchausen_dqn_by_hand(modules: Path) -> None:
-    module = importlib.import_module("my_munchausen")
+def test_targets_of_advantage_learning_by_hand(modules: Path) -> None:
+    module = importlib.import_module("my_advantage")
     spec = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
-    config = module.MunchausenConfig(hidden=[], alpha=0.5, temperature=0.5, floor=-0.6)
-    algorithm = module.make_agent(config, spec, 0).algorithm
-    with torch.no_grad():  # Q(s) = (s, 2s)
-        algorithm.networks.target.layers[0].weight[:] = torch.tensor([[1.0], [2.0]])
-        algorithm.networks.target.layers[0].bias[:] = 0.0
-    now, later = ({"obs": torch.tensor([[x], [x]])} for x in (1.0, -1.0))
-    reward, discount, terminated = (
-        torch.tensor([1.0, 1.0]),
-        torch.full((2,), 0.9),
-        torch.tensor([False, True]),
-    )
-    batch = TensorBatch(now, torch.tensor([1, 0]), reward, discount, terminated, later)
-    (first,), (second,) = algorithm.targets(algorithm.networks, batch, NO_STEP_NOISE).tolist()
-    # softmax of (2, 4) and of (-2, -4): ln p = -2.126928, -0.126928; 0.5·ln p below -0.6 is cut
-    p, log_p = np.array([0.880797, 0.119203]), np.array([-0.126928, -2.126928])
-    soft = (p * (np.array([-1.0, -2.0]) - 0.5 * log_p)).sum()
-    assert first == pytest.approx(1.0 + 0.5 * 0.5 * -0.126928 + 0.9 * soft, rel=1e-5)
-    assert second == pytest.approx(1.0 + 0.5 * -0.6)
+    algorithm = module.make_agent(module.AdvantageConfig(hidden=[], alpha=0.5), spec, 0).algorithm
+    with torch.no_grad():  # Q(s) = (s, 2s); the online network chooses the first action in s' = -1
+        for network in (algorithm.networks.online, algorithm.networks.target):
+            network.layers[0].weight[:] = torch.tensor([[1.0], [2.0]])
+            network.layers[0].bias[:] = 0.0
+    now, later = ({"obs": torch.tensor([[x], [x]])} for x in (3.0, -1.0))
+    discount, terminated = torch.full((2,), 0.9), torch.tensor([False, True])
+    batch = TensorBatch(now, torch.tensor([1, 0]), torch.ones(2), discount, terminated, later)
+    with torch.no_grad():
+        targets = algorithm.targets(algorithm.networks, batch, NO_STEP_NOISE)[:, 0]
+    # the first row has the best action, the second one loses half of the gap of 3
+    assert targets.tolist() == pytest.approx([1.0 + 0.9 * -1.0, 1.0 - 0.5 * 3.0])
     with pytest.raises(UsageError, match="targets of its own"):
-        module.make_agent(module.MunchausenConfig(gru=4), spec, 0)
+        module.make_agent(module.AdvantageConfig(gru=4), spec, 0)

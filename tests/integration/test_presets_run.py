@@ -14,7 +14,7 @@ from tests.real_runs import Run
 PRESETS = sorted(name for name in shipped() if not name.endswith("_mujoco"))  # no option of env has that name
 GAMES = ("beamrider", "breakout", "mspacman", "qbert", "seaquest", "spaceinvaders", "atari")
 """Atari games other than Pong. They share one preset, so dqn_pong stands for all of them unless TEST_FULL=1."""
-SLOW = (*GAMES, "c51_pong", "iqn_pong", "qrdqn_pong", "rainbow_pong")
+SLOW = (*GAMES, "c51_pong", "iqn_pong", "qrdqn_pong", "rainbow_pong", "btr_pong")
 SHORT = [preset for preset in PRESETS if FULL or not preset.endswith(SLOW)]
 
 

@@ -16,7 +16,7 @@ from border_cli.agents import graph
 from border_cli.agents.agent import Algorithm
 from border_cli.agents.compiler import CompileJob, graph_path
 from border_cli.agents.dqn.agent import make_agent
-from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.dqn.config import BtrConfig, DqnConfig
 from border_cli.agents.graph import TensorLayout, leaves, map_leaves
 from border_cli.agents.params import BatchLoader, TensorBatch
 from border_cli.envs.gym_spaces import env_spec
@@ -33,13 +33,16 @@ def vector_learner(agent: str) -> tuple[Algorithm, TensorBatch]:
     return make_learner(agent, seed=0).algorithm, job(agent).example_batch()
 
 
-def image_learner() -> tuple[Algorithm, TensorBatch]:
-    """DQN with a convolution, which `torch.export` cannot trace."""
+def image_learner(config: DqnConfig) -> tuple[Algorithm, TensorBatch]:
+    """An agent with convolutions, which `torch.export` cannot trace."""
     spec = env_spec(spaces.Box(0, 255, (12, 12, 1), np.uint8), spaces.Discrete(2))
     obs = {"obs": torch.randint(256, (16, 12, 12, 1), dtype=torch.uint8)}
     ends = torch.arange(16) % 4 == 0
     batch = TensorBatch(obs, torch.arange(16) % 2, torch.ones(16), torch.full((16,), 0.9), ends, obs)
-    return make_agent(DqnConfig(hidden=[8], channels=[4], batch_size=16), spec, 0).algorithm, batch
+    return make_agent(config, spec, 0).algorithm, batch
+
+
+IMAGES = {"convolutions": DqnConfig, "residual blocks": BtrConfig}
 
 
 def check_code(
@@ -83,10 +86,13 @@ def test_code_with_an_error_is_refused(error: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc", "crossq", "flashsac", "convolutions"]
+    "agent", ["dqn", "c51", "iqn", "td3", "sac", "tqc", "crossq", "flashsac", "btr", *IMAGES]
 )
 def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_code(*(image_learner() if agent == "convolutions" else vector_learner(agent)), monkeypatch)
+    if agent not in IMAGES:
+        check_code(*vector_learner(agent), monkeypatch)
+    else:
+        check_code(*image_learner(IMAGES[agent](hidden=[8], channels=[4], batch_size=16)), monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,10 +14,19 @@ from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import EpsilonSchedule, epsilon_greedy, make_agent
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.loss import NO_STEP_NOISE, DqnNetworks, DqnState, StepNoise, make_head, opt_step
+from border_cli.agents.dqn.loss import (
+    NO_STEP_NOISE,
+    DqnNetworks,
+    DqnState,
+    StepNoise,
+    make_head,
+    opt_step,
+    td_targets,
+)
 from border_cli.agents.dqn.network import NO_NOISE, Noise
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.config.schema import BufferConfig
+from border_cli.core.errors import UsageError
 from border_cli.replay.buffer import Returns, RowReplayBuffer, make_buffer
 from tests.fakes import processed
 from tests.unit.test_step_processor import SPEC, step
@@ -119,6 +128,62 @@ def test_an_implicit_quantile_step_uses_the_drawn_levels_by_hand() -> None:
     levels = StepNoise(Noise(T([[0.1, 0.9]])), Noise(T([[0.5]])))
     _, scalars = after_opt_step(config, (1.0, 3.0), noise=levels)
     assert scalars[:3] == pytest.approx([0.1 * 1.65 + 0.9 * 0.85, 2.5, 4.25])
+
+
+MUNCHAUSEN: dict[str, Any] = {"munchausen": 0.5, "munchausen_tau": 0.5, "loss": "mse"}
+LOG_PI = np.log([1.0, np.e**4]) - np.log(1.0 + np.e**4)
+"""In s = 1 the target network's values are 1 and 3, which the temperature 0.5 makes 2 and 6."""
+NEXT_LOG_PI = np.log([1.0, np.e**8]) - np.log(1.0 + np.e**8)
+"""In s' = 2 they are 2 and 6."""
+SOFT = float((np.exp(NEXT_LOG_PI) * ([2.0, 6.0] - 0.5 * NEXT_LOG_PI)).sum())
+
+
+@pytest.mark.parametrize(
+    ("action", "clip", "batch", "forbidden", "target"),
+    [
+        (0, -9.0, BATCH, [], 1 + 0.5 * 0.5 * LOG_PI[0] + 0.5 * SOFT),
+        (1, -9.0, BATCH, [], 1 + 0.5 * 0.5 * LOG_PI[1] + 0.5 * SOFT),
+        (0, -1.5, BATCH, [], 1 + 0.5 * -1.5 + 0.5 * SOFT),  # 0.5·ln π is -2.009
+        (0, -1.5, BATCH, [1], 1 + 0.5 * -1.5 + 0.5 * 2),  # one action is left, with log-probability 0
+        (0, -1.5, BATCH, [0, 1], 1 + 0.5 * -1.5 + 0.5 * (4 + 0.5 * math.log(2))),  # both count as free
+        (1, 0.0, OVER, [], 1.0),
+    ],
+    ids=["worse action", "best action", "clipped", "masked", "all masked", "terminated"],
+)
+def test_munchausen_targets_by_hand(
+    action: int, clip: float, batch: TensorBatch, forbidden: list[int], target: float
+) -> None:
+    """Online weights are 2, 1 and target weights 1, 3."""
+    allowed = torch.ones(1, 2)
+    next_allowed = allowed.clone()
+    next_allowed[0, forbidden] = 0
+    obs, next_obs = batch.obs | {"mask": allowed}, batch.next_obs | {"mask": next_allowed}
+    batch = dataclasses.replace(batch, action=T([action]), obs=obs, next_obs=next_obs)
+    config = DqnConfig(**MUNCHAUSEN, munchausen_clip=clip)
+    _, scalars = after_opt_step(config, (1.0, 3.0), batch, mask="mask")
+    assert scalars[2] == pytest.approx(target, rel=1e-5)
+
+
+def test_munchausen_targets_of_quantiles_by_hand() -> None:
+    """The policy in s' is that of the means 2.5 and 6.5 of the target's quantiles, each of which has a target."""
+    config = DqnConfig(**MUNCHAUSEN, head="implicit_quantile")
+    tau, drawn = T([[0.1, 0.9]]), T([[0.25, 0.75]])
+    nets = DqnNetworks(Linear(), Linear(), ())
+    cast(Any, nets.target).w.data = T([1.0, 3.0])
+    noise = StepNoise(Noise(tau), Noise(drawn))
+    with torch.no_grad():
+        target = td_targets(nets, make_head(config), config, BATCH, noise, None)
+    bonus = max(0.5 * LOG_PI[0], -1.0)
+    soft = [
+        float((np.exp(NEXT_LOG_PI) * ([2.0 + d, 6.0 + d] - 0.5 * NEXT_LOG_PI)).sum()) for d in (0.25, 0.75)
+    ]
+    assert target[0].tolist() == pytest.approx([1 + 0.5 * bonus + 0.5 * value for value in soft], rel=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"head": "categorical"}, {"gru": 4}])
+def test_munchausen_targets_are_refused_where_they_are_not_defined(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"agent\.munchausen is not for"):
+        DqnConfig(munchausen=0.9, **settings).validate()
 
 
 def test_each_pass_of_an_opt_step_has_its_own_noise_by_hand() -> None:

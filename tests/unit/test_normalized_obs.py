@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.agent import NetworkAgent, update_statistics
+from border_cli.agents.config import NetworkConfig
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.nets import Encoder, is_normalizable
@@ -120,7 +121,10 @@ LEAVES = {
 def test_only_floats_and_wide_integers_are_normalised() -> None:
     assert [is_normalizable(leaf) for leaf, _ in LEAVES.values()] == [wanted for _, wanted in LEAVES.values()]
     spec = ObsSpec(tuple(leaf for leaf, _ in LEAVES.values()))
-    plain, encoder = (Encoder(spec, [], torch.Generator(), normalize) for normalize in (False, True))
+    plain, encoder = (
+        Encoder(spec, NetworkConfig(channels=[], normalize_obs=normalize), torch.Generator())
+        for normalize in (False, True)
+    )
     assert encoder.normalized == ["a", "b", "c", "d"] and encoder.features == plain.features
     for tensor in encoder.statistics():
         tensor.data.fill_(2.0)

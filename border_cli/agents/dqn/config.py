@@ -40,11 +40,25 @@ class DqnConfig(MemoryConfig):
         "agent.exploration=epsilon": _OF_EPSILON,
         "n_actors!=1": "epsilon_ladder",
         "agent.noisy=true": "noisy_std",
+        "agent.munchausen=null": "double",
+        "agent.munchausen!=null": "munchausen_tau munchausen_clip",
     }
 
     type: str = option("dqn", "name of the agent")
     max_grad_norm: float | None = override_default(MemoryConfig, "max_grad_norm", 10.0)
     double: bool = option(True, "double DQN: the online network chooses the target's action")
+    munchausen: float | None = option(
+        None,
+        "α of Munchausen targets: the weight in the reward of τ times the log-probability of the action, by a softmax of "
+        "the values; they bootstrap from its soft value; null: plain targets",
+        unit="factor",
+        ge=0.0,
+        le=1.0,
+    )
+    munchausen_tau: float = option(0.03, "Munchausen: temperature τ of the softmax", unit="reward", gt=0.0)
+    munchausen_clip: float = option(
+        -1.0, "Munchausen: least value of τ times the log-probability", unit="reward", le=0.0
+    )
     dueling: bool = option(False, "dueling network: the state's value plus the advantage of each action")
     noisy: bool = option(
         False,
@@ -161,6 +175,11 @@ class DqnConfig(MemoryConfig):
                 "agent.gru is not for agent.head=implicit_quantile",
                 allowed="agent.head=scalar, categorical or quantile",
             )
+        if self.munchausen is not None and (self.head == "categorical" or self.gru is not None):
+            raise UsageError(
+                "agent.munchausen is not for agent.head=categorical or agent.gru",
+                allowed="agent.munchausen=null, or another head and agent.gru=null",
+            )
         if self.exploration == "none" and not self.noisy:
             raise UsageError(
                 "agent.exploration=none explores by noisy layers alone, and agent.noisy=false has none",
@@ -222,6 +241,22 @@ class RainbowConfig(DqnConfig):
     noisy: bool = override_default(DqnConfig, "noisy", True)
     head: str = override_default(DqnConfig, "head", "categorical")
     exploration: str = override_default(DqnConfig, "exploration", "none")
+
+
+@dataclass
+class BtrConfig(DqnConfig):
+    """BTR, Beyond the Rainbow (Clark et al., 2025). Prioritised replay and n-step transitions are options of `buffer`."""
+
+    type: str = override_default(DqnConfig, "type", "btr")
+    encoder: str = override_default(DqnConfig, "encoder", "impala")
+    spectral_norm: bool = override_default(DqnConfig, "spectral_norm", True)
+    munchausen: float | None = override_default(DqnConfig, "munchausen", 0.9)
+    dueling: bool = override_default(DqnConfig, "dueling", True)
+    noisy: bool = override_default(DqnConfig, "noisy", True)
+    head: str = override_default(DqnConfig, "head", "implicit_quantile")
+    quantiles: int = override_default(DqnConfig, "quantiles", 8)
+    target_quantiles: int = override_default(DqnConfig, "target_quantiles", 8)
+    act_quantiles: int = override_default(DqnConfig, "act_quantiles", 8)
 
 
 @dataclass

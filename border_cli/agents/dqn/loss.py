@@ -339,13 +339,38 @@ def td_targets(
     Those all bootstrap from their mean, as in BDQ (Tavakoli et al., 2018), but from their own where distributions of fixed
     returns are learned.
     """
-    next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
+    reward = batch.reward
+    if config.munchausen is None:
+        next_outputs, q_select = _next_outputs(nets, head, config, batch, noise, mask)
+        best = gather_action(next_outputs, q_select.argmax(1))
+    else:
+        best, bonus = _munchausen(nets, head, config, batch, noise, mask)
+        reward = reward + config.munchausen * bonus
     d = len(cast(QNetwork, nets.target).branches)
     if d > 1 and not isinstance(head, CategoricalHead):
-        best = gather_action(next_outputs, q_select.argmax(1))
-        mean = best.view(-1, d, best.shape[1]).mean(1).repeat_interleave(d, 0)
-        return head.target(mean, batch.reward, batch.discount, batch.terminated)
-    return td_target(head, next_outputs, q_select, batch.reward, batch.discount, batch.terminated)
+        best = best.view(-1, d, best.shape[1]).mean(1).repeat_interleave(d, 0)
+    return head.target(best, reward, batch.discount, batch.terminated)
+
+
+def _munchausen(
+    nets: DqnNetworks, head: Head, config: DqnConfig, batch: TensorBatch, noise: StepNoise, mask: str | None
+) -> tuple[Tensor, Tensor]:
+    """What the targets of Munchausen RL (Vieillard et al., 2020) have in place of the best action, and add to the reward.
+
+    (B, k) Σ_b π(b|s')·(output_b - τ·log π(b|s')), the soft value of the next state, and (B,) clipped τ·log π(a|s). π is the
+    softmax of the target network's values by the temperature τ.
+    """
+    tau, branches = config.munchausen_tau, cast(QNetwork, nets.target).branches
+    next_outputs = nets.target(batch.next_obs, noise.target)
+    now = (nets.target(batch.obs, noise.select), batch.obs)
+    log_pi, next_log_pi = (  # finite, so that 0·log 0 is 0
+        (mask_actions(head.values(outputs), obs, mask, branches) / tau).clamp(min=-1e30).log_softmax(1)
+        for outputs, obs in (now, (next_outputs, batch.next_obs))
+    )
+    bonus = tau * log_pi.gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    next_log_pi = next_log_pi.unsqueeze(2)
+    value = (next_log_pi.exp() * (next_outputs - tau * next_log_pi)).sum(1)
+    return value, bonus.clamp(config.munchausen_clip, 0.0)
 
 
 def _outputs_and_target_of_sequences(

@@ -48,7 +48,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: DqnConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.inputs, config.channels, generator, config.normalize_obs, config.windows)
+        self.encoder = Encoder(spec.inputs, config, generator)
         self.branches = spec.action.branches
         self.n_actions, self._outputs = len(self.branches) * spec.action.n, config.outputs
         self.is_implicit = config.head == "implicit_quantile"

@@ -47,7 +47,7 @@ class DsacNetwork(nn.Module):
     def __init__(self, spec: EnvSpec, config: DsacConfig, generator: torch.Generator) -> None:
         super().__init__()
         seen = spec.without(config.privileged_obs).inputs
-        self.encoder = Encoder(seen, config.channels, generator, config.normalize_obs, config.windows)
+        self.encoder = Encoder(seen, config, generator)
         self.n_actions = spec.action.n
         sizes = [self.encoder.features, *config.hidden]
         self.layers = nn.ModuleList(Linear(n_in, n_out, generator) for n_in, n_out in pairwise(sizes))
@@ -68,7 +68,7 @@ class DsacCritics(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: DsacConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.inputs, config.channels, generator, config.normalize_obs, config.windows)
+        self.encoder = Encoder(spec.inputs, config, generator)
         self._n = config.critics
         sizes = [self.encoder.features, *(config.critic_hidden or config.hidden), spec.action.n]
         self.layers = nn.ModuleList(

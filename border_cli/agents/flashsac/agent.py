@@ -140,7 +140,7 @@ class FlashsacNetwork(nn.Module):
     def __init__(self, spec: EnvSpec, config: FlashsacConfig, generator: torch.Generator) -> None:
         super().__init__()
         seen = spec.without(config.privileged_obs).obs
-        self.encoder = Encoder(seen, config.channels, generator, config.normalize_obs, config.windows)
+        self.encoder = Encoder(seen, config, generator)
         outputs = 2 * len(spec.action.low)
         self.trunk = Trunk(1, self.encoder.features, config.hidden, outputs, generator)
 
@@ -206,7 +206,7 @@ class FlashsacCritics(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: FlashsacConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
+        self.encoder = Encoder(spec.obs, config, generator)
         self._bijector = TanhBijector(spec.action)
         features, self._n = self.encoder.features + self._bijector.size, config.critics
         self.trunk = Trunk(config.critics, features, config.critic_hidden, _ATOMS, generator)

@@ -105,7 +105,7 @@ class PolicyNetwork(nn.Module):
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
         seen = spec.without(config.privileged_obs).obs
-        self.encoder = Encoder(seen, config.channels, generator, config.normalize_obs, config.windows)
+        self.encoder = Encoder(seen, config, generator)
         self.kind, self._burn_in = config.policy, config.burn_in
         self.gru = None if config.gru is None else Gru(self.encoder.features, config.gru, generator)
         sizes = [config.gru or self.encoder.features, *config.hidden]
@@ -185,7 +185,7 @@ class Critics(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: SacConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.obs, config.channels, generator, config.normalize_obs, config.windows)
+        self.encoder = Encoder(spec.obs, config, generator)
         self._bijector = TanhBijector(spec.action)
         hidden = config.critic_hidden or config.hidden
         self.gru = None if config.gru is None else Gru(self.encoder.features, config.gru, generator)
