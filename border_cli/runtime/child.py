@@ -98,7 +98,6 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id, None until it is known."""
         self._look()
         return self._pid
 
@@ -158,7 +157,8 @@ class Child:
 
     def kill(self) -> None:
         """Kill it at once. `exited` shows when it has ended."""
-        forkserver.wake()
+        if (server := forkserver.forkserver_pid()) is not None:  # it may have been stopped
+            os.kill(server, signal.SIGCONT)  # our child, not waited for yet: the number is its own
         self.signal(signal.SIGKILL)
 
     def end(self, grace_s: float = 0.0) -> None:

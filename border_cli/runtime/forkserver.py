@@ -11,7 +11,6 @@ import errno
 import multiprocessing
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -69,12 +68,6 @@ def start_early(preload: Sequence[str] = PRELOAD) -> None:
 def forkserver_pid() -> int | None:
     """Process id of the fork server, None while there is none of this process."""
     return None if _link is None or _link.process is None else _link.process.pid
-
-
-def wake() -> None:
-    """Let the fork server continue, if it was stopped."""
-    if (pid := forkserver_pid()) is not None:
-        os.kill(pid, signal.SIGCONT)  # it is our child and was not waited for, so the number is its own
 
 
 def end_forkserver() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import math
 import os
 import re
-import signal
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from border_cli.core.errors import UsageError
+from border_cli.runtime.stopping import handlers_restored
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OBJECT_STORE_BYTES = 512 << 20
 """Of a cluster that a run starts for itself: some versions of a model, and chunks on their way."""
 
@@ -48,24 +46,15 @@ class Cluster:
         self._ours = not self.ray.is_initialized()
         if not self._ours:  # the program that uses us has connected already
             return
-        local: dict[str, Any] = {}
-        if address == "local":
-            local = {
-                "num_cpus": cpus,
-                "object_store_memory": _OBJECT_STORE_BYTES,
-                "include_dashboard": False,
-            }
+        local = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+        options = local if address == "local" else {}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         logging.getLogger("ray").setLevel(logging.ERROR)
-        with _own_signal_handlers(), warnings.catch_warnings():
+        # Ray's own handlers would end the command at once, without a checkpoint.
+        with handlers_restored(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what matters of them is in the error
             try:
-                self.ray.init(
-                    address=address,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    **local,
-                )
+                self.ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
             except Exception as e:
                 raise UsageError(
                     f"{key}={address}: no Ray cluster is reachable: {brief(e)}",
@@ -88,20 +77,8 @@ class Cluster:
     def close(self) -> None:
         """Disconnect; a cluster of this command's own ends."""
         if self._ours and self.ray.is_initialized():
-            with _own_signal_handlers():
+            with handlers_restored():
                 self.ray.shutdown()
-
-
-@contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers that Ray replaces: its own would end the command at once, without a checkpoint."""
-    before = {number: signal.getsignal(number) for number in _HANDLED}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            with contextlib.suppress(ValueError):  # not in the main thread, where Ray replaces none
-                signal.signal(number, handler)
 
 
 def brief(error: BaseException) -> str:

@@ -67,6 +67,18 @@ def blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Restore the handlers of these signals that are replaced inside."""
+    before = {number: signal.getsignal(number) for number in LEFT_TO_CLIENT}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+
+
 class StopFlag:
     """A context manager in which the first SIGINT, SIGTERM or SIGHUP sets a flag, and SIGUSR1 requests a checkpoint.
 
@@ -123,11 +135,10 @@ class StopFlag:
 
 
 class Backoff:
-    """Sleeps that grow from `first_s` to `last_s`: quick in short waits, cheap in long ones."""
+    """Sleeps that grow from 0.1 ms to `last_s`: quick in short waits, cheap in long ones."""
 
-    def __init__(self, first_s: float = 1e-4, last_s: float = 5e-3) -> None:
-        self._next_s = first_s
-        self._last_s = last_s
+    def __init__(self, last_s: float = 5e-3) -> None:
+        self._next_s, self._last_s = 1e-4, last_s
 
     def sleep(self) -> None:
         sleep(self._next_s)

@@ -199,7 +199,8 @@ class SupervisedProcess(ABC):
                 self.handle(message)
         if self._cause is None and (exited or self._failed is not None):
             self._cause = self._exit_cause(self._child)
-            self._begin_exit(self._limits.stop_timeout_s)  # it may still be closing its environments
+            # it may still be closing its environments
+            self.condition, self._due = Condition.EXITING, Deadline(self._limits.stop_timeout_s)
 
     def supervise(self) -> Loss | None:
         """Do what is due. Returns a loss after the process has ended and all its messages were received.
@@ -265,11 +266,7 @@ class SupervisedProcess(ABC):
         why = f"{self.name} {lacking} {timeout_s:g} s (it was {self.doing})"
         self._cause = ActorLostError(why + (f"\n{self.start_hint}" if starting and self.start_hint else ""))
         self.kill()
-        self._begin_exit(0.0)
-
-    def _begin_exit(self, grace_s: float) -> None:
-        self.condition = Condition.EXITING
-        self._due = Deadline(grace_s)
+        self.condition, self._due = Condition.EXITING, Deadline(0.0)
 
     def _lose(self) -> Loss:
         """Release what is left of the process, and decide whether it is started again."""
@@ -289,6 +286,5 @@ class SupervisedProcess(ABC):
             self.condition = Condition.GIVEN_UP
             return Loss(cause, repeated=repeated)
         delay_s = restart_delay_s(number, self._limits.restart_delay_s)
-        self.condition = Condition.BACKING_OFF
-        self._due = Deadline(delay_s)
+        self.condition, self._due = Condition.BACKING_OFF, Deadline(delay_s)
         return Loss(cause, number, delay_s)

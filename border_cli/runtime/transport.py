@@ -226,7 +226,7 @@ class Ring:
     def __init__(self, columns: tuple[Column, ...], capacity: int, block: SharedBlock | None = None) -> None:
         self.columns = columns
         self.capacity = capacity
-        size, (head, tail, headers, *offsets) = _places(_ring_sizes(columns, capacity))
+        size, (head, tail, headers, *offsets) = _ring_places(columns, capacity)
         self._block = block or SharedBlock(size, "an actor's ring")
         self._head_word = self._block.words(head, 1)
         self._tail_words = self._block.words(tail, 2)
@@ -292,12 +292,13 @@ class Ring:
 
 def ring_bytes(columns: tuple[Column, ...], capacity: int) -> int:
     """Bytes of a ring, all of which are allocated when it is made."""
-    return _places(_ring_sizes(columns, capacity))[0]
+    return _ring_places(columns, capacity)[0]
 
 
-def _ring_sizes(columns: tuple[Column, ...], capacity: int) -> list[int]:
-    """Bytes of head, tail, headers and each column."""
-    return [WORD, 2 * WORD, capacity * CACHE_LINE, *(capacity * column.row_bytes for column in columns)]
+def _ring_places(columns: tuple[Column, ...], capacity: int) -> tuple[int, list[int]]:
+    """`_places` of head, tail, headers and each column."""
+    rows = (capacity * column.row_bytes for column in columns)
+    return _places([WORD, 2 * WORD, capacity * CACHE_LINE, *rows])
 
 
 # -- models from the learner to every actor ------------------------------
