@@ -59,10 +59,6 @@ class ObsLeaf:
         """Axis of an image's channels: the shorter of the first and the last; if they are equal, the last."""
         return -3 if self.shape[-3] < self.shape[-1] else -1
 
-    def has_channels(self, n: int) -> bool:
-        """Whether it is an image, or a stack of images, with n channels."""
-        return len(self.row_shape) == 3 and self.shape[self.channel_axis] == n
-
     @property
     def features(self) -> int:
         """Number of values the network sees after one-hot coding and flattening."""

@@ -199,10 +199,9 @@ class Catch(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnasium i
         self._left = self._balls
         self._paddle = (_SIDE - _PADDLE) // 2
         self._drop()
-        return self._colour(), {"lives": 1}
+        return self.render(), {"lives": 1}
 
     def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
-        """One frame."""
         self._paddle += _MOVE * (0, 1, -1)[int(action)]
         self._paddle = min(max(self._paddle, 0), _SIDE - _PADDLE)
         self._y += _FALL
@@ -212,10 +211,10 @@ class Catch(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnasium i
             reward = 1.0 if caught else -1.0
             self._left -= 1
             self._drop()
-        return self._colour(), reward, self._left == 0, False, {"lives": 1}
+        return self.render(), reward, self._left == 0, False, {"lives": 1}
 
     def render(self) -> Frame:
-        return self._colour()
+        return np.repeat(self.grey()[:, :, None], 3, 2)
 
     def lives(self) -> int:
         return 1
@@ -232,6 +231,3 @@ class Catch(gymnasium.Env[Frame, np.int64]):  # type: ignore[misc] # gymnasium i
 
     def _drop(self) -> None:
         self._x, self._y = int(self.np_random.integers(0, _SIDE - _BALL + 1)), 0
-
-    def _colour(self) -> Frame:
-        return np.repeat(self.grey()[:, :, None], 3, 2)

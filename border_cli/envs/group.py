@@ -7,7 +7,6 @@ import hashlib
 import logging
 import math
 import os
-import signal
 import sys
 import traceback
 import warnings
@@ -20,13 +19,13 @@ import numpy as np
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, BorderError, UsageError
 from border_cli.core.protocols import Env
-from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, Obs, decode_actions
+from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec, decode_actions
 from border_cli.core.state import State, check_like
 from border_cli.core.types import Step
 from border_cli.envs.checks import EnvChecker, EnvDataError, checked
 from border_cli.envs.gym_spaces import env_spec
 from border_cli.envs.make import make_gym, stack_size, sub_envs
-from border_cli.runtime.stopping import LEFT_TO_CLIENT
+from border_cli.runtime.stopping import handlers_restored
 
 MOST_REPLAYED = 1_000_000
 _TOO_LONG = -1  # in the place of an episode's seed
@@ -38,18 +37,13 @@ _logger = logging.getLogger(__name__)
 @contextlib.contextmanager
 def settings_restored() -> Iterator[None]:
     """Restore what is changed inside: warnings, settings of numpy and torch, signal handlers and the current folder."""
-    errors, handlers = np.geterr(), {number: signal.getsignal(number) for number in LEFT_TO_CLIENT}
     folder = os.open(".", os.O_RDONLY)
     torch = sys.modules.get("torch")
     dtype, grad = (torch.get_default_dtype(), torch.is_grad_enabled()) if torch else (None, True)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), np.errstate(), handlers_restored():
             yield
     finally:
-        np.seterr(**errors)
-        for number, handler in handlers.items():
-            if signal.getsignal(number) != handler:
-                signal.signal(number, handler)
         os.fchdir(folder)
         os.close(folder)
         if torch:
@@ -65,10 +59,7 @@ class GymEnv:
     stays as it is.
 
     Args:
-        config: how to make one environment.
-        n_envs: how many.
         owner: who acts in them, for messages.
-        render_mode: as gymnasium's.
         tick: called after each environment is made, because making many can take long.
         bases: the environments before the wrappers, all of which get their actions by `send` before the first one is
             stepped. By default they are made as `config` says.
@@ -107,6 +98,7 @@ class GymEnv:
         space = self.envs[0].observation_space
         self.spec = spec_of(self.envs[0], config)
         self.checker = EnvChecker(space, self.spec, n_envs, drop=config.nonfinite == "drop")
+        self.observe = self.checker.observe
         self.info_mask: tuple[int, ...] | None = None
         self._life_loss = config.preprocess == "atari" and config.life_loss
         self._lives = [0] * n_envs
@@ -125,28 +117,12 @@ class GymEnv:
         mask = info.get(ACTION_MASK)
         self.info_mask = None if mask is None else np.shape(mask)
 
-    def observe(self, env_ix: Sequence[int]) -> Obs:
-        """Current observations (k, ...) of these environments, in arrays that do not change any more."""
-        return self.checker.observe(env_ix)
-
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
-        """One env step in each of these environments."""
         k, checker = len(env_ix), self.checker
         reward, terminated, truncated = np.empty(k), np.empty(k, bool), np.empty(k, bool)
         lost = np.zeros(k, bool) if self._life_loss else None
         infos = np.full((k, len(self._info_keys)), np.nan) if self._info_keys else None
-        step = Step(
-            env_ix,
-            checker.observe(env_ix),
-            action,
-            reward,
-            terminated,
-            truncated,
-            {},
-            life_lost=lost,
-            infos=infos,
-        )
-        i = env_ix[0]
+        obs, i = checker.observe(env_ix), env_ix[0]
         try:  # not by `_failures`: making a context manager takes as long as stepping CartPole
             actions = decode_actions(self.spec.action, action)
             if self._sends:
@@ -163,14 +139,14 @@ class GymEnv:
                     self._lives[i] = lives
                 if infos is not None and (terminated[row] or truncated[row]):
                     infos[row] = self._values(info)
-            step.dropped = checker.dropped(env_ix, reward)
+            dropped = checker.dropped(env_ix, reward)
         except (Exception, SystemExit) as e:
             if isinstance(e, BorderError):
                 raise
             i = e.env_ix if isinstance(e, EnvDataError) else i
             raise self._lost(e, "step", i, action[list(env_ix).index(i)]) from e
-        step.next_obs = checker.observe(env_ix)
-        return step
+        next_obs = checker.observe(env_ix)
+        return Step(env_ix, obs, action, reward, terminated, truncated, next_obs, dropped, lost, infos)
 
     def _values(self, info: dict[str, Any]) -> list[float]:
         """The numbers of `env.info_keys` in an episode's last info, NaN where there is none, with one warning per key."""
@@ -209,12 +185,8 @@ class GymEnv:
         where: dict[str, Any] = {"who": self._owner, "phase": phase}
         doing = "making the environment"
         if env_ix is not None:
-            where |= {
-                "env": env_ix,
-                "episode": self.checker.episodes[env_ix],
-                "step": self.checker.steps[env_ix],
-            }
-            doing = "resetting"
+            doing, checker = "resetting", self.checker
+            where |= {"env": env_ix, "episode": checker.episodes[env_ix], "step": checker.steps[env_ix]}
         if action is not None:
             doing = f"stepping, after {self.checker.env_steps} env steps"
             where["action"] = action.tolist() if action.size <= _SHOWN_ACTION else str(action)[:_SHOWN_ACTION]
@@ -244,7 +216,6 @@ class VectorGroup(GymEnv):
             self._begin_episodes()
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
-        """One env step in each of these environments, which are those of `together`."""
         step = super().step(env_ix, action)
         self._begin_episodes()
         return step
@@ -303,14 +274,12 @@ class ReplayedEnv(GymEnv):
         self._actions = [bytearray() for _ in range(n_envs)]
 
     def reset(self, env_ix: int, seed: int | None = None) -> None:
-        """Start a new episode with this seed. Raises ValueError without one."""
-        if seed is None:
-            raise ValueError("an episode that can be resumed needs a seed")
+        """Start a new episode with this seed, which may not be None."""
+        assert seed is not None
         super().reset(env_ix, seed)
         self._seeds[env_ix], self._actions[env_ix] = seed, bytearray()
 
     def step(self, env_ix: Sequence[int], action: Array) -> Step:
-        """One env step in each of these environments."""
         step = super().step(env_ix, action)
         stored = action.astype(self.spec.action.stored_dtype, copy=False)
         for k, i in enumerate(env_ix):

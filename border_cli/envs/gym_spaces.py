@@ -109,7 +109,7 @@ def _with_categories(
 ) -> tuple[ObsLeaf, ...]:
     images = {part_name(leaf.path, root): leaf for leaf in leaves if may_hold_categories(leaf)}
     for name, sizes in categories.items():
-        if name not in images or not images[name].has_channels(len(sizes)):
+        if name not in images or images[name].shape[images[name].channel_axis] != len(sizes):
             raise UsageError(
                 f"env.categories: the observation has no small integer image {name!r} of {len(sizes)} channels",
                 nearest=nearest(name, images),
@@ -127,15 +127,13 @@ def _chosen(
     allowed = [part_name(path, root) for path in taken if path != (ACTION_MASK,)]
     for key in keys:
         named = {path for path in parts if f"{part_name(path, root)}.".startswith(f"{key}.")}
-        refused = [
-            f"{part_name(path, root)!r} is a {_kind(parts[path])}"
-            for path in parts
-            if path in named - set(taken)
-        ]
-        if not named or refused:
-            problem = f"{refused[0]}, which no agent takes" if refused else f"there is no {key!r}"
-            match = None if refused else nearest(key, allowed)
-            raise UsageError(f"env.obs_keys: {problem}", nearest=match, allowed=allowed)
+        if not named:
+            raise UsageError(
+                f"env.obs_keys: there is no {key!r}", nearest=nearest(key, allowed), allowed=allowed
+            )
+        if refused := [path for path in parts if path in named - set(taken)]:
+            problem = f"{part_name(refused[0], root)!r} is a {_kind(parts[refused[0]])}, which no agent takes"
+            raise UsageError(f"env.obs_keys: {problem}", allowed=allowed)
         chosen |= named
     return chosen
 

@@ -62,7 +62,6 @@ class Simulator:
             self._first = torch.from_numpy(first.astype(spec.stored_dtype))
 
     def reset(self, seed: int) -> None:
-        """Start a new episode in every environment."""
         with self._failures("reset"):
             self.resets += 1
             self.obs = self._stored(self._env.reset(seed=seed)[0])
