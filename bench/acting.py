@@ -108,7 +108,7 @@ def _actor_rate(config: TrainConfig, env_steps: int) -> float:
     manager = ActorManager(factories.actor_spec(config), columns, 1, config.actor_manager)
     try:
         manager.start(factories.make_agent(config, spec).model_info())
-        manager.grant([env_steps])
+        manager.grant([env_steps], 0)
         return _steps_per_second(manager, env_steps)
     finally:
         manager.stop()

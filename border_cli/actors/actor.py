@@ -18,7 +18,7 @@ from border_cli.actors.sampler import Sampler
 from border_cli.actors.spec import ActorId, ActorSpec, ActorState, ActorStatus, Rounds, model_number
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.state import State, check_like, joined, section
-from border_cli.core.types import Chunk, Items, ModelInfo, count_env_steps
+from border_cli.core.types import Chunk, Items, count_env_steps
 from border_cli.runtime import seeding
 from border_cli.runtime.transport import ModelChannel, Ring
 from border_cli.runtime.worker import Ready
@@ -43,7 +43,7 @@ def wait_until(poll: Callable[[], T], state: ActorState, status: ActorStatus) ->
     before, status.state = status.state, state
     since = monotonic_ns()
     while not (result := poll()):
-        status.wait(_BEAT_S)
+        status.changed.wait(_BEAT_S)
         now = monotonic_ns()
         if status.first_step_ns:
             status.blocked_ns += now - since
@@ -94,9 +94,10 @@ class Actor:
                 self._hand_over()
             else:
                 self._hand_over()
-                self._wait(
+                wait_until(
                     lambda: status.stop_requested or status.credit >= self.env_steps + least,
                     ActorState.WAITING_FOR_CREDIT,
+                    status,
                 )
             # Only between chunks, so that one model chose all actions of a chunk.
             if (model := self.models.poll()) is not None:
@@ -121,9 +122,8 @@ class Actor:
         processor = self.sampler.processor
         self.status.dropped = self.sampler.dropped
         while self._pending:
-            items = processor.take(
-                self._wait(partial(self.ring.reserve, processor.n_rows), ActorState.WAITING_FOR_ROOM)
-            )
+            reserve = partial(self.ring.reserve, processor.n_rows)
+            items = processor.take(wait_until(reserve, ActorState.WAITING_FOR_ROOM, self.status))
             env_steps = self._part_steps(items) if processor.n_rows else self._pending
             actor, incarnation = self.id.actor, self.id.incarnation
             self.ring.push(Chunk(actor, incarnation, self._sequence, env_steps, self.version, items))
@@ -133,9 +133,6 @@ class Actor:
     def _part_steps(self, items: Items) -> int:
         """Env steps of a part of a split chunk, before the last one: those of its rows."""
         return min(count_env_steps(items), self._pending - 1)  # one is left for the last part
-
-    def _wait(self, poll: Callable[[], T], state: ActorState) -> T:
-        return wait_until(poll, state, self.status)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -199,7 +196,7 @@ class LockstepActor(Actor):
                 self.send(joined(parts))
             return False
 
-        self._wait(is_due, ActorState.WAITING_FOR_MODEL)
+        wait_until(is_due, ActorState.WAITING_FOR_MODEL, self.status)
         if self.status.stop_requested:
             return False
         if number != self._held:
@@ -232,11 +229,9 @@ def run_actor(
     status.state = ActorState.MAKING_ENVIRONMENT
     with contextlib.closing(spec.env(actor_id)) as env:
         processor, policy = spec.processor(actor_id, env.spec), spec.policy(actor_id, env.spec)
-
-        def first_model() -> ModelInfo | bool:
-            return models.poll() or status.stop_requested
-
-        model = wait_until(first_model, ActorState.WAITING_FOR_MODEL, status)
+        model = wait_until(
+            lambda: models.poll() or status.stop_requested, ActorState.WAITING_FOR_MODEL, status
+        )
         if isinstance(model, bool):  # the run was stopped before there was a model
             status.state = ActorState.DONE
             return

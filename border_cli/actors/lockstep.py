@@ -14,10 +14,10 @@ from typing import cast
 import numpy as np
 
 from border_cli.actors.manager import ActorManager
-from border_cli.actors.process import Link, resumed_stat
+from border_cli.actors.process import Link
 from border_cli.actors.spec import ActorSpec, ActorState, Rounds, model_number
 from border_cli.config.schema import ActorManagerConfig
-from border_cli.core.errors import ActorLostError, IncompatibleStateError
+from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import ExperienceSource, StopCheck
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import (
@@ -94,16 +94,13 @@ class LockstepSource:
         self._next += 1
         return chunks
 
-    def grant(self, credits: Sequence[int]) -> None:
-        """There is no credit in lockstep: the rounds say how far actors may go."""
-
-    def announce(self, env_steps: int) -> None:
-        """In lockstep exploration follows the rounds."""
+    def grant(self, credits: Sequence[int], env_steps: int) -> None:
+        """There is no credit in lockstep: the rounds say how far actors may go, and exploration follows them."""
 
     def publish(self, model: ModelInfo) -> None:
         """As `ActorManager.publish`; actors wait for the model."""
         self._manager.publish(model)
-        self._manager.wake()
+        self._manager.status.wake()
 
     def state(self, whole: bool = True) -> State:
         """Wait until the rounds that have started are complete; then the rounds, their chunks and each actor's state.
@@ -157,13 +154,12 @@ class LockstepSource:
             saved = section(state, f"actor{actor}")
             check_like(section(saved, "own"), State({}, values), f"actor {actor}")
             values = section(saved, "own").values
-            if values["round"] != self._rounds.first:  # it would wait forever
-                raise IncompatibleStateError(f"actor {actor} is in round {values['round']}")
         env_steps, episodes = self._inserted[actor].tolist()
         for chunk in self._complete[actor]:
             env_steps += chunk.env_steps
             episodes += count_episodes(chunk.items)
-        return resumed_stat(actor, values["incarnation"], env_steps, episodes), saved
+        counts = actor, values["incarnation"], env_steps, episodes
+        return ActorStat(*counts, env_steps_before=env_steps), saved
 
     def _load(self, state: State) -> int:
         """Load the rounds. Returns the number of publications before the one that the actors start with.
@@ -180,10 +176,6 @@ class LockstepSource:
         self._rounds = replace(self._rounds, first=first, first_env_steps=values["env_steps"])
         if not self._earlier:
             return model_number(self._next) - 1
-        if first != values["publications"] + 2:
-            raise IncompatibleStateError(
-                f"{values['publications']} models were published before round {first}"
-            )
         chunks = section(state, "chunks")
         for actor, queue in enumerate(self._complete):
             for k in range(sum(env_steps[actor] > 0 for env_steps in self._earlier.values())):

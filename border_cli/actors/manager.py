@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from time import monotonic
 from typing import Any
 
-from border_cli.actors.process import ActorHandle, Link, resumed_stat
+from border_cli.actors.process import ActorHandle, Link
 from border_cli.actors.spec import ActorSpec, StatusBlock
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError, first_line
@@ -50,6 +50,7 @@ class ActorManager:
 
     def __post_init__(self) -> None:
         self.status = StatusBlock(self.n_actors)
+        self.grant = self.status.grant
         self.actors: list[ActorHandle] = []
         self._poll_due = Deadline(0.0)
         self._known_exceptions: set[int] = set()
@@ -66,9 +67,8 @@ class ActorManager:
         for actor in range(self.n_actors):
             if (counts := self._saved.get(str(actor))) is not None:
                 check_like(State({}, counts), State({}, dict.fromkeys(_COUNTS, 0)), f"actor {actor}")
-                stats[actor] = resumed_stat(
-                    actor, counts["incarnation"] + 1, counts["env_steps"], counts["episodes"]
-                )
+                stats[actor] = ActorStat(actor, **counts, env_steps_before=counts["env_steps"])
+                stats[actor].incarnation += 1
         self.begin(model, [(stat, None) for stat in stats])
 
     def begin(
@@ -126,12 +126,6 @@ class ActorManager:
     def present(self) -> list[bool]:
         return [actor.present() for actor in self.actors]
 
-    def grant(self, credits: Sequence[int]) -> None:
-        self.status.grant(credits)
-
-    def announce(self, env_steps: int) -> None:
-        self.status.announce(env_steps)
-
     def publish(self, model: ModelInfo) -> None:
         self.link.models.publish(model)
 
@@ -142,9 +136,6 @@ class ActorManager:
     def publications(self) -> int:
         """Number of the newest model, 0 before `begin`."""
         return self.link.models.publications if self.actors else 0
-
-    def wake(self) -> None:
-        self.status.wake()
 
     def stop(self) -> list[ActorStat]:
         """Ask every actor to stop, kill those that still run after stop_timeout_s, and release everything.

@@ -107,12 +107,11 @@ class ActorHandle(SupervisedProcess):
 
     @property
     def state(self) -> ActorState:
-        """What the actor says that it is doing."""
         return self._status.state
 
     @property
     def doing(self) -> str:
-        return self.state.label
+        return self.state.name.lower().replace("_", " ")
 
     def present(self) -> bool:
         """Whether it can act or soon can for the first time, or may not have handed over all that it has taken."""
@@ -184,11 +183,6 @@ class ActorHandle(SupervisedProcess):
                 self.sent_state = message
 
 
-def resumed_stat(actor: int, incarnation: int, env_steps: int, episodes: int) -> ActorStat:
-    """What an actor of a resumed run has counted so far."""
-    return ActorStat(actor, incarnation, env_steps, episodes, env_steps_before=env_steps)
-
-
 class Link:
     """How a manager reaches its actors. With this one they are processes of this machine.
 
@@ -221,9 +215,8 @@ class Link:
         """
         self.spec, self.columns, self.status, self.n_actors = spec, columns, status, n_actors
         self.ring_rows = ring_rows(spec.credit, spec.n_envs, columns)
-        self.models = ModelChannel(
-            model_layout(model), 2 if spec.rounds is None else LOCKSTEP_SLOTS, published
-        )
+        slots = 2 if spec.rounds is None else LOCKSTEP_SLOTS
+        self.models = ModelChannel(model_layout(model), slots, published)
         self._opened.callback(self.models.close)
         self.models.publish(model)
 
@@ -232,7 +225,6 @@ class Link:
 
         needed: whether the run waits for actors that have no place yet.
         """
-        del actors, needed
         for actor in {key.data for key, _ in self.selector.select(timeout_s)}:
             actor.receive()
 

@@ -119,8 +119,7 @@ class RemoteActor:
             for model in models:
                 self._models.publish(model)
             self._wants_state |= orders.wants_state
-            self._all_status.announce(orders.global_env_steps)
-            self._all_status.grant([orders.credit])
+            self._all_status.grant([orders.credit], orders.global_env_steps)
             if orders.stop:
                 self._all_status.request_stop()
             chunks: list[Chunk] = []
@@ -202,14 +201,13 @@ class RayChild:
         self._pause = Deadline(0.0)
         self._has_answered = False
         self._blocked_before = status.blocked_ns  # by earlier incarnations
-        self._ended = ""  # how it ended; empty while it runs
+        self.exit_reason = ""  # empty while it runs
         remote: Any = link.ray.remote(RemoteActor)
         self._actor = remote.options(max_restarts=0, **link.options).remote(setup)
         self.tell()
 
     def send(self, message: object) -> None:
         """Ask for the actor's state. There is no other message."""
-        del message
         self._wants_state = True
         self.tell()
 
@@ -217,7 +215,7 @@ class RayChild:
         """Messages that have arrived. Tells the actor what is new."""
         if self.call is not None and self._link.ray.wait([self.call], num_returns=1, timeout=0)[0]:
             yield from self._take()
-        if self._status.stop_requested and not self._has_answered and not self._ended:
+        if self._status.stop_requested and not self._has_answered and not self.exit_reason:
             self._status.state = ActorState.DONE  # it still waits for its place on the cluster
             self.kill()
         self.tell()
@@ -231,7 +229,7 @@ class RayChild:
         try:
             reply: Reply = self._link.ray.get(call)
         except Exception as e:  # noqa: BLE001 - whatever Ray raises: the actor is not there any more
-            self._ended = f"was lost: {brief(e)}"
+            self.exit_reason = f"was lost: {brief(e)}"
             return
         self._has_answered = True
         self._chunks += reply.chunks
@@ -242,7 +240,7 @@ class RayChild:
         status.state, status.heartbeat, status.dropped = reply.state, reply.heartbeat, reply.dropped
         status.blocked_ns = self._blocked_before + reply.blocked_ns
         if reply.state is ActorState.DONE or any(isinstance(m, Failed) for m in reply.messages):
-            self._ended = "has ended"
+            self.exit_reason = "has ended"
         for message in reply.messages:
             if isinstance(message, logging.LogRecord):
                 log_here(message)
@@ -254,7 +252,7 @@ class RayChild:
         status, newest = self._status, self._link.models.publications
         now = status.credit, status.stop_requested
         is_new = now != self._last_told or self._wants_state or newest > self._sent
-        if self._ended or self.call is not None or not (is_new or self._pause.passed):
+        if self.exit_reason or self.call is not None or not (is_new or self._pause.passed):
             return
         orders = Orders(status.credit, status.global_env_steps, status.stop_requested, self._wants_state)
         self.call = self._actor.collect.remote(orders, *self._link.models_after(self._sent))
@@ -262,20 +260,15 @@ class RayChild:
 
     def exited(self) -> bool:
         """Whether the actor has ended, and everything that it sent has arrived or is lost."""
-        return bool(self._ended)
-
-    @property
-    def exit_reason(self) -> str:
-        return self._ended
+        return bool(self.exit_reason)
 
     def kill(self) -> None:
-        self._ended, self.call = self._ended or "was killed", None
+        self.exit_reason, self.call = self.exit_reason or "was killed", None
         with contextlib.suppress(Exception):  # it may be gone, or its node
             self._link.ray.kill(self._actor, no_restart=True)
 
     def end(self, grace_s: float = 0.0) -> None:
         """Kill it, and forget the answer."""
-        del grace_s
         self.kill()
 
 
@@ -288,7 +281,6 @@ class RayHandle(ActorHandle):
 
     @property
     def remote(self) -> RayChild | None:
-        """What runs now, if anything."""
         return cast("RayChild | None", self._child)
 
     @property

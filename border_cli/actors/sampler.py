@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.protocols import ActingPolicy, Env, StepProcessor
 from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import ActorStat, Chunk, Items, ModelInfo, count_episodes
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Sampler:
     """Steps environments with a policy and gives the steps to a processor, which turns them into items.
 
@@ -38,33 +39,24 @@ class Sampler:
     credit that a step needs [env steps]: of environments that are stepped together, one for each.
     """
 
-    incarnation = 0
+    env: Env
+    policy: ActingPolicy
+    processor: StepProcessor
+    seed_of: Callable[[int, int], int | None]
+    owner: str = ""
 
-    def __init__(
-        self,
-        env: Env,
-        policy: ActingPolicy,
-        processor: StepProcessor,
-        seed_of: Callable[[int, int], int | None],
-        owner: str = "",
-    ) -> None:
-        self.processor = processor
-        self.dropped = 0
+    def __post_init__(self) -> None:
+        self.dropped = self.next_env = self.incarnation = 0
         self.exact = True
-        self.next_env = 0
-        self._env = env
-        self._policy = policy
-        self._seed_of = seed_of
-        self._owner = owner
-        self._all = list(range(env.n_envs))
-        self.least_credit = 1 if env.together is None else env.n_envs
-        self._episodes = np.zeros(env.n_envs, np.int64)
+        self.least_credit = 1 if self.env.together is None else self.env.n_envs
+        self._all = list(range(self.env.n_envs))
+        self._episodes = np.zeros(self.env.n_envs, np.int64)
         # Environments that started a new episode on resume; the rows of the episode before are cut at the next step.
         self._to_cut: list[int] = []
 
     def begin(self, first_episode: int = 0) -> None:
         """Start the episode of this number in every environment."""
-        for env_ix in range(self._env.n_envs):
+        for env_ix in range(self.env.n_envs):
             self._begin_episode(env_ix, first_episode)
 
     def begin_from(self, state: State) -> None:
@@ -72,10 +64,10 @@ class Sampler:
 
         If an environment cannot be restored exactly, its episode is cut and a new one starts.
         """
-        check_like(saved := section(state, "own"), self._own_state(), f"the sampler of {self._owner}")
+        check_like(saved := section(state, "own"), self._own_state(), f"the sampler of {self.owner}")
         self._episodes, self.dropped = saved.arrays["episodes"].copy(), saved.values["dropped"]
         self.processor.load_state(section(state, "processor"))
-        lost = cast(Any, self._env).load_state(section(state, "env"))
+        lost = cast(Any, self.env).load_state(section(state, "env"))
         self._to_cut = sorted({*np.flatnonzero(saved.arrays["to_cut"]).tolist(), *lost})
         for env_ix in lost:
             self.exact = False
@@ -84,22 +76,22 @@ class Sampler:
                 "environment %d of %s cannot be resumed exactly: it is not determined by its seed and the actions, "
                 "or its episode is too long; a new episode starts there",
                 env_ix,
-                self._owner,
+                self.owner,
             )
 
     def state(self) -> State:
         """The state between two env steps, when no rows are left to take. The policy's state is not included."""
-        env = cast(Any, self._env)
+        env = cast(Any, self.env)
         return joined({"env": env.state(), "processor": self.processor.state(), "own": self._own_state()})
 
     def next_envs(self, k: int) -> list[int]:
         """The next k environments, in turn, so that env steps are spread evenly for any k; or those stepped together."""
-        if self._env.together is not None:
-            return self._env.together
-        if k == self._env.n_envs and self.next_env == 0:  # usually so
+        if self.env.together is not None:
+            return self.env.together
+        if k == self.env.n_envs and self.next_env == 0:  # usually so
             return self._all
-        env_ix = [(self.next_env + i) % self._env.n_envs for i in range(k)]
-        self.next_env = (self.next_env + k) % self._env.n_envs
+        env_ix = [(self.next_env + i) % self.env.n_envs for i in range(k)]
+        self.next_env = (self.next_env + k) % self.env.n_envs
         return env_ix
 
     def step(self, env_ix: Sequence[int], env_steps: int) -> int:
@@ -109,10 +101,10 @@ class Sampler:
         """
         while self._to_cut:
             self.processor.cut(self._to_cut.pop(0))
-        action = self._policy.sample(self._env.observe(env_ix), env_steps, env_ix)
-        step = self._env.step(env_ix, action)
+        action = self.policy.sample(self.env.observe(env_ix), env_steps, env_ix)
+        step = self.env.step(env_ix, action)
         if self.processor.needs_extras:
-            step.extras = self._policy.extras(step)
+            step.extras = self.policy.extras(step)
         self.processor.add(step)
         dropped = 0 if step.dropped is None else int(np.count_nonzero(step.dropped))
         self.dropped += dropped
@@ -123,16 +115,16 @@ class Sampler:
 
     def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
         """`step`, of all environments where none are named, and then the rows completed since they were last taken."""
-        self.step(env_ix or self.next_envs(self._env.n_envs), env_steps)
+        self.step(env_ix or self.next_envs(self.env.n_envs), env_steps)
         return self.processor.take()
 
     def _begin_episode(self, env_ix: int, number: int) -> None:
         self._episodes[env_ix] = number
-        self._policy.begin_episode(env_ix)
-        self._env.reset(env_ix, self._seed_of(env_ix, int(number)))
+        self.policy.begin_episode(env_ix)
+        self.env.reset(env_ix, self.seed_of(env_ix, int(number)))
 
     def _own_state(self) -> State:
-        to_cut = np.isin(np.arange(self._env.n_envs), self._to_cut)
+        to_cut = np.isin(np.arange(self.env.n_envs), self._to_cut)
         return State({"episodes": self._episodes.copy(), "to_cut": to_cut}, {"dropped": self.dropped})
 
 
@@ -201,16 +193,8 @@ class InThreadSource:
     def present(self) -> list[bool]:
         return [True]
 
-    def grant(self, credits: Sequence[int]) -> None:
-        """Set how many env steps may be taken in total. Raises IncompatibleStateError if more have been taken."""
-        (self._credit,) = credits
-        if self._credit < self._stat.env_steps:
-            raise IncompatibleStateError(
-                f"the actor has taken {self._stat.env_steps} env steps, but the run has counted {self._credit}"
-            )
-
-    def announce(self, env_steps: int) -> None:
-        self._global_env_steps = env_steps
+    def grant(self, credits: Sequence[int], env_steps: int) -> None:
+        (self._credit,), self._global_env_steps = credits, env_steps
 
     def publish(self, model: ModelInfo) -> None:
         """Note the version of the model, which the sampler has already."""

@@ -63,7 +63,6 @@ class SimulatorSampler:
         return State({}, {"incarnation": self.incarnation})
 
     def next_envs(self, k: int) -> range:
-        """All environments."""
         return range(k)
 
     def step(self, env_ix: Sequence[int], env_steps: int) -> int:

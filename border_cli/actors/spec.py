@@ -110,11 +110,6 @@ class ActorState(enum.IntEnum):
     STOPPING = 7
     DONE = 8
 
-    @property
-    def label(self) -> str:
-        """For messages, such as "waiting for room"."""
-        return self.name.lower().replace("_", " ")
-
 
 _STOP, _ENV_STEPS = range(2)  # words that all actors share
 
@@ -153,9 +148,8 @@ class ActorStatus:
     def __init__(self, block: SharedBlock, actor: int, changed: SharedEvent) -> None:
         self._shared = block.words(0, 2)
         self._credit = block.words((1 + 2 * actor) * CACHE_LINE, 1)
-        self.words = block.words(
-            (2 + 2 * actor) * CACHE_LINE, 5
-        )  # of this actor alone; the first is its state
+        # of this actor alone; the first is its state
+        self.words = block.words((2 + 2 * actor) * CACHE_LINE, 5)
         self.changed = changed
         self._parts = block, actor, changed
 
@@ -168,7 +162,7 @@ class ActorStatus:
 
     @property
     def global_env_steps(self) -> int:
-        """Env steps of the whole run, as last announced by the learner."""
+        """Env steps of the whole run, as of the last grant."""
         return int(self._shared[_ENV_STEPS])
 
     @property
@@ -181,10 +175,6 @@ class ActorStatus:
         if env_steps != self._credit[0]:
             self._credit[0] = env_steps
             self.changed.set()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep until the learner changes something, but no longer than this."""
-        self.changed.wait(seconds)
 
     @property
     def state(self) -> ActorState:
@@ -210,13 +200,11 @@ class StatusBlock:
     def __getitem__(self, actor: int) -> ActorStatus:
         return self._actors[actor]
 
-    def grant(self, credits: Sequence[int]) -> None:
-        """Set each actor's credit (total env steps)."""
+    def grant(self, credits: Sequence[int], env_steps: int) -> None:
+        """See `ExperienceSource.grant`."""
+        self._shared[_ENV_STEPS] = env_steps
         for actor, credit in zip(self._actors, credits, strict=True):
             actor.credit = credit
-
-    def announce(self, env_steps: int) -> None:
-        self._shared[_ENV_STEPS] = env_steps
 
     def request_stop(self) -> None:
         self._shared[_STOP] = 1

@@ -38,21 +38,19 @@ class Env(Protocol):
 
 
 class StepProcessor(Protocol):
-    """Turns env steps into items."""
+    """Turns env steps into items.
 
-    @property
-    def needs_extras(self) -> bool:
-        """Whether steps must come with what the policy adds to them (`Step.extras`)."""
+    needs_extras: whether steps must come with what the policy adds to them (`Step.extras`) · n_rows: rows not taken yet.
+    """
+
+    needs_extras: bool
+    n_rows: int
 
     def add(self, step: Step) -> None:
         """Add an env step. The stream of a dropped env step is cut."""
 
     def cut(self, env_ix: int) -> None:
         """End a broken stream at its last known observation: its rows so far count as truncated."""
-
-    @property
-    def n_rows(self) -> int:
-        """Rows not taken yet."""
 
     def take(self, into: Items | None = None) -> Items:
         """Move rows, each environment's in stream order, into the arrays `into`, which they must fill.
@@ -220,11 +218,11 @@ class ExperienceSource(Protocol):
         An actor that returns is a new incarnation, which continues the count of env steps that had arrived.
         """
 
-    def grant(self, credits: Sequence[int]) -> None:
-        """Set the total of env steps that each actor may take. A number may fall only for an absent actor."""
+    def grant(self, credits: Sequence[int], env_steps: int) -> None:
+        """Set the total of env steps that each actor may take, and the global count, which exploration follows.
 
-    def announce(self, env_steps: int) -> None:
-        """Publish the global count that exploration follows."""
+        A credit may fall only for an absent actor.
+        """
 
     def publish(self, model: ModelInfo) -> None:
         """Make this model the newest. Never waits for a reader."""

@@ -63,15 +63,12 @@ class TrainingLoop(ABC):
         self._failed = kind is not None and not issubclass(kind, CheckpointIOError)
         interrupted = self.ended_by == "signal" or (kind is not None and issubclass(kind, Interrupted))
         phase = "stopped" if interrupted else "done" if kind is None else "failed"
+        stages = [*self._shutdown(), self.parts.checkpoints.save_unwritten_best]
+        if self._started:
+            stages.append(self._record)
+        stages.append(lambda: self.parts.telemetry.refresh(phase, self.parts.buffer.n_rows, self.actors))
         try:
-            run_all(
-                [
-                    *self._shutdown(),
-                    self.parts.checkpoints.save_unwritten_best,
-                    *([self._record] if self._started else []),
-                    lambda: self.parts.telemetry.refresh(phase, self.parts.buffer.n_rows, self.actors),
-                ]
-            )
+            run_all(stages)
         except CheckpointIOError as e:
             if not self._failed:
                 raise
@@ -92,8 +89,6 @@ class TrainingLoop(ABC):
             if p.limiter.opt_steps and resumed.replay is not None:
                 self._phase = "training"
             p.source.start(p.agent.model_info(), resumed.actors)
-            p.source.announce(p.limiter.env_steps)
-            p.source.grant(p.limiter.credits)
             self.eval_manager.save_best()  # best/ may be later than the saved state
         self._started = True
 
@@ -162,12 +157,11 @@ class TrainingLoop(ABC):
         """Insert what has arrived and grant new credit. Returns whether anything had arrived."""
         p = self.parts
         arrived = self.insert()
-        if arrived:
-            p.source.announce(p.limiter.env_steps)
         for actor in p.limiter.set_present(p.source.present()):
             p.buffer.break_streams(actor)  # it may never come back to continue them
         p.limiter.grant(max(0, p.batch_size - len(p.buffer)))
-        p.source.grant(p.limiter.credits)  # also without new credit: a restarted actor has none
+        # also without new credit: a restarted actor has none
+        p.source.grant(p.limiter.credits, p.limiter.env_steps)
         return arrived
 
     def insert(self) -> bool:

@@ -64,7 +64,7 @@ def collect(manager: ExperienceSource, env_steps: int) -> list[Chunk]:
 @pytest.mark.parametrize(("n_envs", "credit"), [(1, 700), (3, 1001)])
 def test_all_credit_is_used_and_every_row_arrives_once(running: Running, n_envs: int, credit: int) -> None:
     with running(counting_actors(n_envs=n_envs, lengths=[7])) as manager:
-        manager.grant([credit, 2 * credit])
+        manager.grant([credit, 2 * credit], 0)
         chunks = collect(manager, 3 * credit)
         assert manager.collect() == []
         stats = manager.stop()
@@ -86,17 +86,16 @@ def test_all_credit_is_used_and_every_row_arrives_once(running: Running, n_envs:
 
 def test_a_published_model_is_used(running: Running) -> None:
     with running(counting_actors(n_buffer=4)) as manager:
-        manager.grant([4, 4])
+        manager.grant([4, 4], 0)
         assert {chunk.version for chunk in collect(manager, 8)} == {0}
-        manager.announce(1000)
         manager.publish(model(5))
-        manager.grant([8, 8])
+        manager.grant([8, 8], 1000)
         assert {chunk.version for chunk in collect(manager, 8)} == {5}
 
 
 def test_rows_not_delivered_before_the_stop_are_collected_after_it_once(running: Running) -> None:
     with running(counting_actors(n_buffer=8, lengths=[3000])) as manager:  # no episode ends within the credit
-        manager.grant([2000, 2000])
+        manager.grant([2000, 2000], 0)
         before: list[Chunk] = []
         wait_until(
             lambda: (
@@ -117,11 +116,11 @@ def test_rows_not_delivered_before_the_stop_are_collected_after_it_once(running:
 
 def test_a_resumed_manager_keeps_its_counts_and_increments_the_incarnation(running: Running) -> None:
     with running(counting_actors(lengths=[7])) as manager:
-        manager.grant([70, 70])
+        manager.grant([70, 70], 0)
         collect(manager, 140)
         state = manager.state()
     with running(counting_actors(lengths=[7]), state) as manager:
-        manager.grant([100, 100])
+        manager.grant([100, 100], 0)
         chunks = collect(manager, 60)
         stats = manager.stop()
     assert {chunk.incarnation for chunk in chunks} == {1}
@@ -137,7 +136,7 @@ def test_a6_an_environment_that_raises_is_reported_after_its_chunks(running: Run
         pytest.raises(ActorLostError, match="actor 1 failed while") as lost,
         running(spec, on_exception=reported.append) as manager,
     ):
-        manager.grant([30, 30])
+        manager.grant([30, 30], 0)
         wait_until(lambda: arrived.extend(chunk.copy() for chunk in manager.collect()), "the ActorLostError")
     # A chunk has at most ten env steps, and 29 env steps succeed before the one that raises.
     taken = sum(chunk.env_steps for chunk in arrived if chunk.actor == 1)

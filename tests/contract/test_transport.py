@@ -58,7 +58,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.status = StatusBlock(2)
         self.actor_status: ActorStatus = self.status[1]
-        self.actor_status.wait = self.clock.sleep  # type: ignore[method-assign]
+        self.actor_status.changed.wait = self.clock.sleep  # type: ignore[method-assign]
         self.ring = Ring(COUNTING_COLUMNS, self.ring_rows)
         self.models = ModelChannel(model_layout(model()))
         self.policy = NumpyPolicy()
@@ -84,8 +84,8 @@ class Bench:
         self.actor.run()
         self.collect()
 
-    def grant(self, credit: int) -> None:
-        self.status.grant([0, credit])
+    def grant(self, credit: int, env_steps: int = 0) -> None:
+        self.status.grant([0, credit], env_steps)
 
     def collect(self) -> None:
         self.chunks += [chunk.copy() for chunk in self.ring.pop_all()]
@@ -128,8 +128,7 @@ def test_a_chunk_is_sent_after_50_ms(took_ns: list[int], env_steps: list[int]) -
 
 def test_exploration_follows_the_global_count_and_the_actors_own_unpublished_steps() -> None:
     bench = Bench(n_buffer=3)
-    bench.status.announce(100)
-    bench.grant(5)
+    bench.grant(5, 100)
     bench.run()
     assert list(bench.policy.env_steps) == [100, 101, 102, 100, 101]
 
@@ -208,7 +207,7 @@ def test_a_lockstep_round_waits_for_the_model_two_rounds_before(publications: in
         else:
             models.publish(model(version))
 
-    status[1].wait = wait  # type: ignore[method-assign]
+    status[1].changed.wait = wait  # type: ignore[method-assign]
     actor_id = ActorId(actor=1, incarnation=0, n_actors=3, n_envs=2, seed=0)
     config = EnvConfig(entry_point="tests.counting:CountingEnv", kwargs={"lengths": [100]})
     env, policy, ring = make_resumable_env(actor_id, config), NumpyPolicy(), Ring(COUNTING_COLUMNS, 512)

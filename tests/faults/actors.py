@@ -90,7 +90,7 @@ class Learner:
             limiter.count_opt()
         limiter.set_present(self.manager.present())
         limiter.grant()
-        self.manager.grant(limiter.credits)
+        self.manager.grant(limiter.credits, limiter.env_steps)
 
     def until(self, env_steps: int) -> None:
         wait_until(lambda: self.turn() or self.limiter.env_steps >= env_steps, f"{env_steps} env steps")

@@ -69,7 +69,7 @@ def collect(
 @pytest.mark.parametrize("slow", ["learner", "actors"])
 def test_a10_memory_is_bounded_whichever_side_is_slow(slow: str) -> None:
     with running(counting_actors(**SPEC)) as manager:
-        manager.grant([10**9, 10**9])
+        manager.grant([10**9, 10**9], 0)
         collect(manager, WARM_UP, slow == "learner")
         memory = Memory(manager)
         collect(manager, ENV_STEPS, slow == "learner")
@@ -86,7 +86,7 @@ def test_a10_an_actor_that_waits_sleeps_until_the_learner_gives_credit() -> None
         before = process.num_ctx_switches().voluntary
         time.sleep(1.0)
         assert process.num_ctx_switches().voluntary - before < 20  # four heartbeats
-        manager.grant([100])
+        manager.grant([100], 0)
         collect(manager, 100)
 
 

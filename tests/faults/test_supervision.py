@@ -95,7 +95,7 @@ ANYWHERE = [DRAW.uniform(0, BEFORE_THE_LAST_WORD) for _ in range(times(0, 50))]
 def test_a2_an_interrupted_push_is_discarded_completely(moment: float) -> None:
     spec = actors_that_die_in_a_push(moment, n_buffer=2000, credit=2000, lengths=LENGTHS)
     with running(spec, n_actors=1, **QUICK) as manager:
-        manager.grant([4000])
+        manager.grant([4000], 0)
         learner = Learner(manager, 1, tolerance=8000)
 
         def died() -> bool:
@@ -195,7 +195,7 @@ def test_a4_fewer_than_min_actors_end_the_run() -> None:
 
 def test_a4_rows_of_the_remaining_actors_do_not_delay_the_end() -> None:
     with running(counting_actors(), n_actors=2, min_actors=2) as manager:
-        manager.grant([10**6, 10**6])
+        manager.grant([10**6, 10**6], 0)
         wait_until(lambda: any(chunk.actor == 1 for chunk in manager.collect()), "rows of the second")
         os.kill(pid_of(manager, 0), SIGKILL)
         wait_until(lambda: (manager.collect(), pids(manager)[0] is None)[1], "the loss")
@@ -309,12 +309,12 @@ def test_f2_the_kernel_kills_actors_before_the_learner_if_memory_ends() -> None:
 def test_a_restarted_actor_has_no_credit_before_the_next_grant() -> None:
     """The learner evaluates and does not grant. Meanwhile the unused credit of the dead actor may go to others."""
     with running(counting_actors(lengths=LENGTHS), n_actors=1, **QUICK) as manager:
-        manager.grant([10])
+        manager.grant([10], 0)
         wait_until(lambda: sum(c.env_steps for c in manager.collect()) == 10, "its env steps")
-        manager.grant([10])
+        manager.grant([10], 0)
         victim = pid_of(manager, 0)
         os.kill(victim, SIGSTOP)
-        manager.grant([500])
+        manager.grant([500], 0)
         os.kill(victim, SIGKILL)
 
         def replaced() -> bool:
@@ -325,7 +325,7 @@ def test_a_restarted_actor_has_no_credit_before_the_next_grant() -> None:
         wait_until(replaced, "its successor")
         wait_until(lambda: manager.collect() == [] and manager.present() == [True], "its presence")
         assert manager.stats()[0].env_steps == 10
-        manager.grant([15])
+        manager.grant([15], 0)
         arrived: list[tuple[int, int]] = []
         wait_until(
             lambda: (
@@ -366,7 +366,7 @@ def test_b3_the_only_actor_dies_while_the_learner_waits(tmp_path: Path) -> None:
 
 def act(manager: ActorManager, credit: int) -> None:
     """Let every actor use its first credit. The rows stay in the rings."""
-    manager.grant([credit] * len(pids(manager)))
+    manager.grant([credit] * len(pids(manager)), 0)
     wait_until(
         lambda: all(s.seconds > 0 and s.state == "waiting for credit" for s in manager.stats()),
         "the credit to be used",
@@ -394,7 +394,7 @@ def test_a5_a7_hanging_and_frozen_actors_block_no_other_and_are_killed_at_the_st
     spec = counting_actors(fault="hang", fault_step=3, fault_actor=0, n_buffer=2)
     with running(spec, n_actors=3, stop_timeout_s=5.0) as manager:
         os.kill(pid_of(manager, 1), SIGSTOP)
-        manager.grant([5, 5, 5])
+        manager.grant([5, 5, 5], 0)
         chunks: list[Chunk] = []
 
         def arrived() -> bool:

@@ -34,7 +34,7 @@ def collect_all(manager: ActorManager, env_steps: int) -> list[Chunk]:
     """Grant all credit at once and collect until all env steps have arrived."""
     chunks: list[Chunk] = []
     backoff, arrived = Backoff(), 0
-    manager.grant([env_steps // N_ACTORS] * N_ACTORS)
+    manager.grant([env_steps // N_ACTORS] * N_ACTORS, 0)
     while arrived < env_steps:
         new = manager.collect()
         arrived += sum(chunk.env_steps for chunk in new)

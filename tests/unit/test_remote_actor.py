@@ -162,7 +162,7 @@ def test_one_call_is_under_way_and_the_next_tells_what_is_new() -> None:
     store, block = Store(), StatusBlock(1)
     link = link_to(store)
     child = RayChild(link, setup_of(), block[0])
-    block.grant([5])
+    block.grant([5], 0)
     link.models.publish(model(2))
     child.tell()
     assert store.calls == [(Orders(0, 0, stop=False, wants_state=False), 1)]

@@ -60,8 +60,8 @@ def make_source(simulator: Simulator, on_device: bool, policy: Any = None) -> In
     return source
 
 
-def collect(source: InThreadSource, env_steps: int) -> Chunk:
-    source.announce(env_steps)
+def collect(source: InThreadSource, env_steps: int, credit: int) -> Chunk:
+    source.grant([credit], env_steps)
     (chunk,) = source.collect()
     return chunk
 
@@ -74,8 +74,7 @@ def plain(chunk: Chunk) -> dict[str, list[Any]]:
 def test_the_rows_of_each_env_step_are_exact(on_device: bool) -> None:
     policy = Marked()
     source = make_source(make("Counter"), on_device, policy)
-    source.grant([5])
-    first, second = (collect(source, n) for n in (0, 2))
+    first, second = (collect(source, n, 5) for n in (0, 2))
     assert isinstance(first.items["obs"], Tensor if on_device else np.ndarray)
     assert isinstance(first.items["reward"], np.ndarray)
     rows = plain(first)  # environment 0 ends its episode of one env step: a row more
@@ -106,9 +105,8 @@ def test_transitions_lead_to_the_true_last_observation(
     buffer = RowReplayBuffer(
         200, simulator.spec, UniformSampler(np.random.default_rng(0)), 1, (), Returns(0.5), 3, rows
     )
-    source.grant([60])
     for n in range(20):
-        buffer.push(collect(source, 3 * n).items)
+        buffer.push(collect(source, 3 * n, 60).items)
     batch = buffer.batch(50)
     assert isinstance(batch.next_obs["obs"], Tensor)
     seen = set()
@@ -136,8 +134,7 @@ def test_an_evaluation_in_the_simulator_of_the_training_cuts_its_episodes() -> N
     buffer = RowReplayBuffer(
         200, simulator.spec, UniformSampler(np.random.default_rng(0)), 1, (), Returns(), 3, make_rows
     )
-    source.grant([30])
-    before = collect(source, 0)
+    before = collect(source, 0, 30)
     episodes = SimulatorEpisodes(simulator, 2)
     assert episodes.n_envs == 2
 
@@ -152,7 +149,7 @@ def test_an_evaluation_in_the_simulator_of_the_training_cuts_its_episodes() -> N
     evaluation = runner.evaluate(policy, 7, [5, 6])
     assert evaluation is not None
     assert (evaluation.returns, evaluation.lengths) == ((0.0, 100.0 + 101.0), (1, 2))
-    after = collect(source, 3)
+    after = collect(source, 3, 30)
     assert (before.incarnation, after.incarnation) == (0, 1)
     assert np.asarray(after.items["obs"])[:3].tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
     assert after.items["step"][:3].tolist() == [0, 0, 0]
@@ -167,15 +164,13 @@ def test_an_evaluation_in_the_simulator_of_the_training_cuts_its_episodes() -> N
 def test_a_resumed_simulator_begins_anew_with_other_seeds() -> None:
     simulator = make("Counter")
     source = make_source(simulator, on_device=False)
-    source.grant([4])
-    collect(source, 0)
+    collect(source, 0, 4)
     state = source.state()
     resumed = make("Counter")
     sampler = SimulatorSampler(resumed, Marked(), lambda incarnation: 70 + incarnation, False)
     again = InThreadSource(sampler, 2, lambda: None)
     again.start(ModelInfo(0, {}), state)
-    again.grant([4])
-    assert collect(again, 2).incarnation == 1
+    assert collect(again, 2, 4).incarnation == 1
     assert resumed._env.seeds == [71]
     (stat,) = again.stats()
     assert (stat.env_steps, stat.env_steps_before, stat.exact) == (4, 2, False)

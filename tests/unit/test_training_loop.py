@@ -38,8 +38,7 @@ class Components:
         self.source = SimpleNamespace(
             collect=lambda: self.arrived,
             present=lambda: self.alive,
-            announce=lambda _: None,
-            grant=lambda credits: self.calls.append(("grant", *credits)),
+            grant=lambda credits, _: self.calls.append(("grant", *credits)),
         )
         self.buffer, self.n_rows = self, 0
 

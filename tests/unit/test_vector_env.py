@@ -62,7 +62,7 @@ def sampler(env: GymEnv, policy: NumpyPolicy | None = None, n_info: int = 0) -> 
 
 def sampled(started: Sampler, steps: int) -> tuple[Items, int]:
     """Return the rows of so many steps, and how many env steps these are."""
-    n_envs = len(started.next_envs(99)) if started._env.together else started._env.n_envs
+    n_envs = len(started.next_envs(99)) if started.env.together else started.env.n_envs
     count = sum(started.step(started.next_envs(n_envs), 0) for _ in range(steps))
     return started.processor.take(), count
 
