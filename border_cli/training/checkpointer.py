@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -26,6 +26,7 @@ MAX_FAILURES = 3
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class CheckpointManager:
     """Saves checkpoints/step-…/ and best/ of one run.
 
@@ -33,32 +34,26 @@ class CheckpointManager:
     last write of the run, raises CheckpointIOError. A best model that cannot be written is a warning until the run ends. A
     block of the replay that is full is written once: later checkpoints hard-link its file.
 
+    Args:
+        on_saved: called with the opt step of each new checkpoint.
+        resumed_from: the checkpoint to resume from.
+
     Attributes:
         saved_at: opt step of the newest checkpoint, 0 before the first.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        config: TrainConfig,
-        spec: EnvSpec,
-        agent: Agent,
-        telemetry: Telemetry,
-        on_saved: Callable[[int], None] = lambda _: None,
-        resumed_from: Path | None = None,
-    ) -> None:
-        """on_saved: called with the opt step of each new checkpoint · resumed_from: the checkpoint to resume from."""
-        self._dir = run_dir
-        self._agent = agent
-        self._telemetry = telemetry
-        self._keep = config.checkpoint.keep
-        self._with_replay = config.checkpoint.replay == "full"
-        self._seed = config.seed
-        self._on_saved = on_saved
-        self._resumed_from = resumed_from
-        self._model = ModelDescription(
-            agent=asdict(config.agent), env=asdict(config.env), spec=spec, plugins=tuple(config.plugins)
-        )
+    run_dir: Path
+    config: TrainConfig
+    spec: EnvSpec
+    agent: Agent
+    telemetry: Telemetry
+    on_saved: Callable[[int], None] = lambda _: None
+    resumed_from: Path | None = None
+
+    def __post_init__(self) -> None:
+        c = self.config
+        self._with_replay = c.checkpoint.replay == "full"
+        self._model = ModelDescription(asdict(c.agent), asdict(c.env), self.spec, tuple(c.plugins))
         self._written_blocks: dict[str, tuple[Path, store.FileEntry]] = {}
         self._unwritten_best: Callable[[], object] | None = None
         self._failures = 0  # in a row
@@ -67,7 +62,7 @@ class CheckpointManager:
     def save_best(self, model: ModelInfo, score: Evaluation, regular: Evaluation | None = None) -> None:
         """Replace best/ by this model. score, regular: see `contents.best_files`; regular: given when the run ends."""
         files = contents.best_files(self._model, model, score, regular)
-        self._unwritten_best = partial(store.write, self._dir, BEST, files, score.opt_steps)
+        self._unwritten_best = partial(store.write, self.run_dir, BEST, files, score.opt_steps)
         if regular is not None:
             self.save_unwritten_best()
             return
@@ -88,7 +83,7 @@ class CheckpointManager:
         began = monotonic()
         if self._attempt(partial(self._write_checkpoint, state), last):
             self.saved_at = int(state.loop["limiter"]["opt_steps"])
-            self._telemetry.took("time/save_ms", monotonic() - began)
+            self.telemetry.took("time/save_ms", monotonic() - began)
 
     def _attempt(self, write: Callable[[], object], last: bool) -> bool:
         """Write, and return whether that succeeded. Raises CheckpointIOError, see the class."""
@@ -116,29 +111,29 @@ class CheckpointManager:
             except CheckpointIOError:
                 write()
         except CheckpointIOError:
-            self._telemetry.failed_saves += 1
+            self.telemetry.failed_saves += 1
             raise
         finally:
-            self._telemetry.excluded_s += monotonic() - began
+            self.telemetry.excluded_s += monotonic() - began
 
     def replay_loaded(self, replay: State) -> None:
         """Note that this replay was loaded from `resumed_from`: its full blocks are on the disk already."""
-        if self._resumed_from is not None and self._with_replay:
-            self._note_blocks(self._resumed_from, store.read_manifest(self._resumed_from), replay)
+        if self.resumed_from is not None and self._with_replay:
+            self._note_blocks(self.resumed_from, store.read_manifest(self.resumed_from), replay)
 
     def _write_checkpoint(self, state: RunState) -> None:
-        info = self._agent.model_info()
+        info = self.agent.model_info()
         replay = state.replay if self._with_replay else None
-        state = replace(state, replay=replay, generators={"seed": self._seed, **state.generators})
+        state = replace(state, replay=replay, generators={"seed": self.config.seed, **state.generators})
         files = contents.checkpoint_files(self._model, info, state)
         # A block that was full and has lost its oldest rows since is not full now: it is written again.
         links = {name: self._written_blocks[name] for name in _full(replay) if name in self._written_blocks}
         for name, link in links.items():
             files[name] = store.LinkTo(*link, files[name])
-        path = self._dir / CHECKPOINTS / store.step_name(info.version)
+        path = self.run_dir / CHECKPOINTS / store.step_name(info.version)
         manifest = store.write(path.parent, path.name, files, info.version)
         try:
-            store.prune(path.parent, self._keep, by_size=(REPLAY,))
+            store.prune(path.parent, self.config.checkpoint.keep, by_size=(REPLAY,))
         except CheckpointIOError as e:  # the new checkpoint is there; one more old one does no harm
             _logger.warning("%s", e)
         self._note_blocks(path, manifest, replay)
@@ -147,7 +142,7 @@ class CheckpointManager:
         _logger.info(
             "checkpoint at opt step %d: %s, %s of it new", info.version, decimal(total), decimal(new)
         )
-        self._on_saved(info.version)
+        self.on_saved(info.version)
 
     def _note_blocks(self, path: Path, manifest: store.Manifest, replay: State | None) -> None:
         """Later checkpoints link the full blocks of this one instead of writing them again."""

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.metrics import METRICS
-from border_cli.core.protocols import (
-    Agent,
-    ExperienceSource,
-    Recorder,
-    ReplayBuffer,
-)
+from border_cli.core.protocols import Agent, ExperienceSource, Recorder, ReplayBuffer
 from border_cli.core.state import RunState, State, check_like, number
 from border_cli.training.choose_best import Candidate
 from border_cli.training.eval_manager import EvalManager, EvaluationParts
@@ -62,20 +57,13 @@ class LoopState:
     records: dict[str, int] = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "recorded_at": self.recorded_at,
-            "agent_values": [[name, value] for name, value in self.agent_values.items()],
-            "pending": list(self.pending),
-            "incarnations": [[actor, n] for actor, n in sorted(self.incarnations.items())],
-            "records": self.records,
-        }
+        pairs = {"agent_values": self.agent_values.items(), "incarnations": sorted(self.incarnations.items())}
+        return asdict(self) | {name: [list(pair) for pair in items] for name, items in pairs.items()}
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        self.recorded_at = saved["recorded_at"]
+        self.recorded_at, self.records = saved["recorded_at"], saved["records"]
         self.agent_values = {name: number(value) for name, value in saved["agent_values"]}
-        self.pending = list(saved["pending"])
-        self.incarnations = dict(saved["incarnations"])
-        self.records = saved["records"]
+        self.pending, self.incarnations = list(saved["pending"]), dict(saved["incarnations"])
         if unknown := (self.agent_values.keys() - METRICS.keys()) | (set(self.pending) - set(STAGES)):
             raise ValueError(f"there is no metric or stage {min(unknown)!r}")
 
@@ -117,14 +105,11 @@ def load_state(
     loop, generators = saved.loop, saved.generators
     try:
         check_like(State({}, loop), State({}, _LOOP_EXAMPLE), "the loop")
-        check_like(State({}, generators | {"seed": 0}), State({}, _GENERATORS_EXAMPLE), "the generators")
+        example = dict.fromkeys(("exploration", "replay", "seed"))
+        check_like(State({}, generators | {"seed": 0}), State({}, example), "the generators")
         parts.agent.load_state(saved.agent)
         parts.agent.load_generator_state(generators["exploration"])
         parts.limiter.load_state(loop["limiter"])
-        if parts.agent.opt_steps != parts.limiter.opt_steps:
-            raise IncompatibleStateError(
-                f"the agent is of opt step {parts.agent.opt_steps}, the loop of {parts.limiter.opt_steps}"
-            )
         if saved.replay is None:
             parts.limiter.warm_up_again()
         else:
@@ -147,4 +132,3 @@ _LOOP_EXAMPLE = {
     "telemetry": None,
     "whole": False,
 }
-_GENERATORS_EXAMPLE = {"exploration": None, "replay": None, "seed": 0}

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from border_cli.core.protocols import ActingPolicy, Env, StopCheck
@@ -143,6 +143,7 @@ class EpisodeRunner:
         self.env.close()
 
 
+@dataclass(eq=False)
 class InlineEvaluator:
     """Implements `core.protocols.Evaluator` in this thread. An environment that hangs here hangs the run.
 
@@ -153,26 +154,19 @@ class InlineEvaluator:
         limit: env steps at which the episodes of the next evaluation are cut; None for that of the runner.
     """
 
+    make_runner: Callable[[], EpisodeRunner]
+    policy: ActingPolicy
+    limit: Callable[[], int] | None = None
     concurrent = False
-
-    def __init__(
-        self,
-        make_runner: Callable[[], EpisodeRunner],
-        policy: ActingPolicy,
-        limit: Callable[[], int] | None = None,
-    ) -> None:
-        self._make_runner = make_runner
-        self._limit = limit
-        self._runner: EpisodeRunner | None = None
-        self._policy = policy
-        self._evaluation: Evaluation | None = None
+    _runner: EpisodeRunner | None = field(default=None, init=False)
+    _evaluation: Evaluation | None = field(default=None, init=False)
 
     def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
         runner = self._lazy_runner()
-        if self._limit is not None:
-            runner.max_episode_steps = self._limit()
-        self._policy.sync_model(model)
-        self._evaluation = runner.evaluate(self._policy, model.version, seeds, tick)
+        if self.limit is not None:
+            runner.max_episode_steps = self.limit()
+        self.policy.sync_model(model)
+        self._evaluation = runner.evaluate(self.policy, model.version, seeds, tick)
 
     def poll(self) -> Evaluation | None:
         self._lazy_runner()
@@ -184,8 +178,7 @@ class InlineEvaluator:
             self._runner.close()
 
     def _lazy_runner(self) -> EpisodeRunner:
-        if self._runner is None:
-            self._runner = self._make_runner()
+        self._runner = self._runner or self.make_runner()
         return self._runner
 
 
@@ -258,8 +251,7 @@ class ProcessEvaluator(SupervisedProcess):
         restarts: allowed in a row without an evaluation between them, after 1, 2, 4, … seconds. The new process evaluates
             the same model again.
 
-    Raises:
-        ResourceError: there is too little memory, or too few descriptors.
+    Raises ResourceError.
     """
 
     concurrent = True
@@ -286,8 +278,6 @@ class ProcessEvaluator(SupervisedProcess):
 
     def begin(self, model: ModelInfo, seeds: Sequence[int], tick: Callable[[], None] = lambda: None) -> None:
         """Start the evaluation of a copy of this model and return at once. `tick` is not needed."""
-        if self._task is not None:
-            raise RuntimeError(f"the model of opt step {self._task.opt_steps} is still being evaluated")
         self._models.publish(model)
         self._task = Task(model.version, tuple(seeds), self._limit())
         self.send(self._task)

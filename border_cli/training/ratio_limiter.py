@@ -40,8 +40,7 @@ class RatioLimiter:
         envs_per_actor: credit is given in multiples of it where possible.
         least_credit: an actor waits while it has less: one with a vector environment steps all its environments or none.
 
-    Raises:
-        ValueError: tolerance < n_actors·envs_per_actor.
+    Raises ValueError if tolerance < n_actors·envs_per_actor.
 
     Attributes:
         env_steps: env steps whose data is in the replay.
@@ -117,8 +116,7 @@ class RatioLimiter:
     def set_present(self, present: Sequence[bool]) -> list[int]:
         """Set which actors can act. Before, everything that an absent actor has handed over must be inserted.
 
-        Returns:
-            The actors that have left since the last call. Their credit falls to what they have used.
+        Returns the actors that have left since the last call. Their credit falls to what they have used.
         """
         left = [i for i, was in enumerate(self._present) if was and not present[i]]
         for actor in left:

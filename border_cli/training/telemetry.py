@@ -23,7 +23,8 @@ LONGEST_EPISODE, _SHORTEST_LIMIT = 30_000, 1_000
 """Env steps between which evaluation episodes are cut."""
 _REFRESH_S = 0.25
 _RECENT_EPISODES = 100
-_MEANS = ("train/episode_return", "train/episode_length", "time/opt_ms", "time/collect_ms", "time/save_ms")
+_OF_EPISODES = ("train/episode_return", "train/episode_length")
+_MEANS = (*_OF_EPISODES, "time/opt_ms", "time/collect_ms", "time/save_ms")
 _MAX_LAGS = 2**16
 """The most policy lags kept in one record interval, which lasts as long as the run if nothing is recorded."""
 
@@ -102,12 +103,9 @@ class Telemetry:
 
         reproducible: policy lag is the same in every run of this seed, so it is included.
         """
-        return {name: self._means[name].state() for name in self._infos} | {
-            "episodes": self.episodes,
-            "longest": self._longest,
-            "interval_episodes": self._interval_episodes,
-            "returns": self._means["train/episode_return"].state(),
-            "lengths": self._means["train/episode_length"].state(),
+        return {
+            "counts": [self.episodes, self._longest, self._interval_episodes],
+            "means": {name: self._means[name].state() for name in (*_OF_EPISODES, *self._infos)},
             "lags": [list(lag) for lag in self._lags] if reproducible else [],
             "recent_returns": list(self._recent_returns),
             "evaluations": [list(evaluation) for evaluation in self.progress.evaluations],
@@ -116,12 +114,9 @@ class Telemetry:
     def load_state(self, state: dict[str, Any]) -> None:
         examples = {"lags": [[0, 1]], "recent_returns": [0.0], "evaluations": [[0, 0.0]]}
         check_like(State({}, state), State({}, self.state(False) | examples), "the telemetry")
-        self.episodes, self._longest = state["episodes"], state["longest"]
-        self._interval_episodes = state["interval_episodes"]
-        self._means["train/episode_return"].load_state(state["returns"])
-        self._means["train/episode_length"].load_state(state["lengths"])
-        for name in self._infos:
-            self._means[name].load_state(state[name])
+        self.episodes, self._longest, self._interval_episodes = state["counts"]
+        for name, mean in state["means"].items():
+            self._means[name].load_state(mean)
         self._lags.extend((lag, env_steps) for lag, env_steps in state["lags"])
         self._recent_returns.extend(number(value) for value in state["recent_returns"])
         self.progress.evaluations = [(step, number(mean)) for step, mean in state["evaluations"]]

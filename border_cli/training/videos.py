@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class _Film:
     env_steps: int
 
 
+@dataclass(eq=False)
 class Films:
     """Films an episode every `interval` opt steps, with the model of that step, unless the last film is still being made.
 
@@ -43,30 +44,22 @@ class Films:
         should_stop: whether the run was asked to stop; then its end does not wait for a film.
     """
 
-    def __init__(
-        self,
-        interval: int,
-        folder: Path,
-        make: Callable[..., None],
-        args: tuple[Any, ...],
-        recorders: Sequence[Recorder],
-        should_stop: StopCheck = lambda: False,
-    ) -> None:
-        self.interval = interval
-        self._folder = folder
-        self._make, self._args = make, args
-        self._recorders = recorders
-        self._should_stop = should_stop
-        self._film: _Film | None = None
+    interval: int
+    folder: Path
+    make: Callable[..., None]
+    args: tuple[Any, ...]
+    recorders: Sequence[Recorder]
+    should_stop: StopCheck = lambda: False
+    _film: _Film | None = field(default=None, init=False)
 
     def film(self, model: ModelInfo, env_steps: int) -> None:
         self.poll()
         if self._film is not None:
             _logger.info("the film of opt step %d is skipped: the last film is not ready", model.version)
             return
-        path = self._folder / f"step-{model.version:09d}.mp4"
+        path = self.folder / f"step-{model.version:09d}.mp4"
         try:
-            child = Child("film", call, (self._make, (*self._args, model, path)))
+            child = Child("film", call, (self.make, (*self.args, model, path)))
         except ResourceError as e:
             _logger.warning("no film of opt step %d: %s", model.version, first_line(e))
             return
@@ -80,7 +73,7 @@ class Films:
         self._film = None
         try:
             film.child.result()
-            for recorder in self._recorders:
+            for recorder in self.recorders:
                 recorder.video(film.path, film.opt_steps, film.env_steps)
         except (ChildError, ResourceError) as e:
             _logger.warning("no film of opt step %d: %s", film.opt_steps, first_line(e))
@@ -90,7 +83,7 @@ class Films:
     def close(self) -> None:
         """Wait for the film that is being made, END_S at most."""
         deadline = Deadline(END_S)
-        while self._film is not None and not deadline.passed and not self._should_stop():
+        while self._film is not None and not deadline.passed and not self.should_stop():
             self.poll(0.1)
         if (film := self._film) is not None:
             _logger.warning(

@@ -125,7 +125,7 @@ HARMLESS = (
     r"evaluation: \('pending',\) = \[\]|evaluation: \('(last|reached)',\) = None",
     r"actors: sampler/env/actions-\d, strange [01]",
     # floats may be any number, and null stands for a number that is not finite
-    r"loop: \('telemetry', '(lengths|returns|recent_returns)', 0\) = (1\.5|None)",
+    r"loop: \('telemetry', ('means', '[a-z_/]+'|'recent_returns'), 0\) = (1\.5|None)",
     r"evaluation: (\('(last|candidates)', (\d, )?'returns', 0\)|\('reached',\)) = (1\.5|None)",
     # parts of a lost actor may be missing: it starts new episodes
     r"actors: \('sampler',\) missing|actors: \('sampler', ('env'|'processor')\) = \{\}",
