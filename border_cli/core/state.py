@@ -41,10 +41,6 @@ class State:
     values: dict[str, Any] = field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
 
-    def copy(self) -> State:
-        """A copy with arrays of its own. Values are shared, as they are never changed in place."""
-        return State({name: array.copy() for name, array in self.arrays.items()}, self.values, self.blocks)
-
 
 @dataclass
 class RunState:
@@ -90,8 +86,7 @@ def check_like(saved: State, fresh: State, owner: str, growing: Collection[str] 
             anything; a list of another length must hold elements like its first.
         growing: names of arrays whose first dimension may differ.
 
-    Raises:
-        IncompatibleStateError: with the first difference.
+    Raises IncompatibleStateError with the first difference.
     """
     for name in sorted(saved.arrays.keys() | fresh.arrays.keys()):
         first = 1 if name in growing else 0

@@ -308,7 +308,8 @@ class PlainView(View, Recorder):
             self._line(progress.seconds, progress.opt_steps, progress.env_steps)
 
     def note(self, message: str) -> None:
-        self._write(message)
+        self._due = self._now() + SILENCE_S
+        write_line(self._stream, message)
 
     def write(self, record: Record) -> None:
         """Print a line with the progress when the record was taken, and its loss."""
@@ -333,8 +334,4 @@ class PlainView(View, Recorder):
             "eta": format.duration(budget.eta_s) if budget and p.phase not in ENDED else "",
         }
         line = " ".join(f"{key}={word}" for key, word in words.items() if word)
-        self._write(line.replace(",", ""))  # commas are for tables: a line is read by programs too
-
-    def _write(self, line: str) -> None:
-        self._due = self._now() + SILENCE_S
-        write_line(self._stream, line)
+        self.note(line.replace(",", ""))  # commas are for tables: a line is read by programs too

@@ -68,9 +68,8 @@ class FileRecorder(Recorder, ABC):
         try:
             if path.exists():
                 with path.open("rb") as file:
-                    for line in itertools.islice(file, keep):
-                        if line.endswith(b"\n"):
-                            self._lines, end = self._lines + 1, end + len(line)
+                    lines = [line for line in itertools.islice(file, keep) if line.endswith(b"\n")]
+                self._lines, end = len(lines), sum(map(len, lines))
         except OSError as e:
             raise UsageError(f"{path} cannot be read: {e.strerror}") from e
         self._file = AppendedFile(path, end)

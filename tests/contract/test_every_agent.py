@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_an_agent_that_loads_a_state_continues_bit_for_bit(agent: str, normalize
     learner, other = (make_learner(agent, seed, normalize_obs=normalize_obs) for seed in (3, 77))
     learn(agent, learner, range(5))
     state = learner.state()
-    other.load_state(State(state.copy().arrays, json.loads(json.dumps(state.values))))
+    other.load_state(State(deepcopy(state.arrays), json.loads(json.dumps(state.values))))
     other.load_generator_state(json.loads(json.dumps(learner.generator_state())))
     for each in (learner, other):
         each.train()
@@ -162,7 +163,7 @@ def test_a_model_acts_as_the_agent_it_was_taken_from(agent: str, normalize_obs: 
 def test_a_bad_number_changes_nothing(agent: str, column: str, bad: float, normalize_obs: bool) -> None:
     learner, batch = make_learner(agent, normalize_obs=normalize_obs), batch_of(agent, 7, weighted=True)
     learn(agent, learner, range(4))
-    before = learner.state().copy().arrays
+    before = deepcopy(learner.state().arrays)
     if column == "next_obs" and not batch.next_obs:
         batch.obs["obs.x"][2, -1] = (
             bad  # the last observation of a sequence, of which only a target is computed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -348,7 +349,7 @@ def test_batches_match_the_naive_buffer(
 def through_json(state: State) -> State:
     """Return the state as it comes back from a checkpoint."""
     blocks = tuple(Block(b.name, b.sealed, partial(dict, b.arrays())) for b in state.blocks)
-    return State(state.copy().arrays, json.loads(json.dumps(state.values)), blocks)
+    return State(deepcopy(state.arrays), json.loads(json.dumps(state.values)), blocks)
 
 
 def columns(batch: Batch) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def test_a_compiled_opt_step_skips_numbers_that_are_not_finite() -> None:
     learner, _ = compiled_learner()
     learn(learner, 1)
     assert learner.algorithm.graphs
-    before = learner.state().copy().arrays
+    before = deepcopy(learner.state().arrays)
     cases = itertools.product(("obs", "next_obs", "reward"), (np.inf, -np.inf, np.nan))
     for number, (column, bad) in enumerate(cases, 1):
         rows = refill("dqn", 1)

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,7 +155,7 @@ class Setup:
 
 def stored(manager: EvalManager) -> State:
     """Return its state as read back from a checkpoint."""
-    state = manager.state().copy()
+    state = deepcopy(manager.state())
     return State(state.arrays, json.loads(json.dumps(state.values)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_each_opt_step_adds_its_batch_to_the_statistics_unless_it_is_skipped() -
         rows.extra[RETURN] = T(values * 8)
         opt_step(learner, rows, number)
     assert [b.item() for b in returns.buffers()] == pytest.approx([(-1 + 1.5) / 2, (10 + 2.5) / 2, 4.0])
-    before = learner.state().copy().arrays
+    before = deepcopy(learner.state().arrays)
     opt_step(learner, batch(bad=True))
     for name, array in learner.state().arrays.items():
         assert name.startswith(("stats", "critics_target")) or (array == before[name]).all(), name
@@ -157,7 +158,7 @@ def test_the_policy_acts_by_running_statistics_whatever_the_batch_is() -> None:
         opt_step(learner, rows, number)
     learner.eval()
     obs = {"obs": rows.obs["obs"].numpy()}
-    before = learner.state().copy().arrays
+    before = deepcopy(learner.state().arrays)
     together = learner.sample(obs)
     alone = np.concatenate([learner.sample({"obs": obs["obs"][i : i + 1]}) for i in range(16)])
     with torch.no_grad():
