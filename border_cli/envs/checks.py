@@ -15,6 +15,8 @@ _MAX_REWARD = 1e30
 """A larger reward counts as infinite, so that n-step sums in float32 stay finite."""
 _FIRST_OBSERVATIONS, _CHECK_INTERVAL = 100, 1000
 _MAX_DROPS_IN_A_ROW = 100
+_LEAST_CHANGE = 1e-3
+"""Smaller changes that float32 does not show count as noise."""
 _logger = logging.getLogger(__name__)
 
 
@@ -177,6 +179,8 @@ class _LeafChecker:
         self._declared = np.dtype(space.dtype)
         self._accepted = self._declared
         self._warned_of_dtype = self._warned_of_bounds = False
+        self._rounded = spec.kind == "box" and not np.can_cast(self._declared, np.float32, "safe")
+        self._before: Array | None = None  # the value whose precision was checked last
         self._coded = spec.kind == "box" and bool(spec.categories)
         self._float = np.dtype(spec.dtype).kind == "f"
         self.always = not self._float and (
@@ -225,6 +229,23 @@ class _LeafChecker:
             self._check_bounds(value)
         return encode(spec, value)
 
+    def _check_precision(self, value: Array) -> None:
+        """Warn once if float32, which networks compute with, cannot tell two observations apart."""
+        before, self._before = self._before, value
+        if before is None:
+            return
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_same = value.astype(np.float32) == before.astype(np.float32)
+            lost = np.argwhere(is_same & (np.abs(value - before) > _LEAST_CHANGE))
+        if len(lost):
+            index = tuple(lost[0])
+            _logger.warning(
+                "observation %s%s was %s and then %s, which are one number in float32, with which agents compute: "
+                "a wrapper (env.wrappers) can subtract what is constant",
+                *(self.spec.name, _shown(index), before[index], value[index]),
+            )
+            self._rounded = False
+
     def _check_categories(self, value: Array) -> None:
         """Warn once about a value that the coding by `env.categories` does not know."""
         by_channel = np.moveaxis(value, self.spec.channel_axis, -1)
@@ -241,6 +262,8 @@ class _LeafChecker:
     def _check_bounds(self, value: Array) -> None:
         if self._coded:
             self._check_categories(value)
+        if self._rounded:
+            self._check_precision(value.astype(np.float64))
         if self._float:
             value = value.astype(self.spec.dtype, copy=False)  # rounded as the bounds are
         outside = (value < self._low) | (value > self._high)

@@ -311,6 +311,17 @@ def test_e3_each_odd_part_of_a_result_is_named_with_what_came(parts: dict[str, A
         try_env(EnvConfig(entry_point=f"{__name__}:Scripted", kwargs=parts))
 
 
+@pytest.mark.parametrize(("start", "change", "warnings"), [(1.7e9, 1, 1), (1.7e9, 128, 0)])
+def test_e3_numbers_that_float32_cannot_tell_apart_are_reported_once(
+    start: float, change: float, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = spaces.Box(0, np.inf, (2,), np.float64)
+    steps(group(space=space, observation=lambda e, t: np.array([0, start + t * change])), 4)
+    assert len(caplog.messages) == warnings
+    for message in caplog.messages:
+        assert message.startswith(f"observation obs[1] was {start} and then {start + change}, which are one")
+
+
 # -- E5: extremes -------------------------------------------------------
 
 
