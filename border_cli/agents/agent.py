@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.memory import STATE, SavedMemory
 from border_cli.agents.nets import Encoder, numpy_network
-from border_cli.agents.params import BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
+from border_cli.agents.params import AdamState, BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
+from border_cli.config.registry import AGENTS
 from border_cli.core.errors import IncompatibleStateError, UsageError
 from border_cli.core.metrics import Record, declare
 from border_cli.core.protocols import ReplayBuffer
@@ -62,6 +63,7 @@ class NetworkPolicy(ABC):
     ) -> None:
         self.params = params
         self._config = config
+        self.spec, self.seed = spec, seed
         self._mask = spec.mask
         self.seen = spec.without(getattr(config, "privileged_obs", ()))
         self._shared = shared
@@ -71,7 +73,6 @@ class NetworkPolicy(ABC):
         self._network = layout.bind(params)
         self._arrays = numpy_network(self._network)
         self._rng = seeding.generator(seed, seeding.ACTOR, actor, incarnation, 1)
-        self._seed = seed
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True
         units = getattr(config, "gru", None)
@@ -133,7 +134,7 @@ class NetworkPolicy(ABC):
     def eval(self) -> None:
         """Act greedily from now on."""
         self._exploring = False
-        self._eval_rng = seeding.generator(self._seed, seeding.EVALUATION_POLICY)
+        self._eval_rng = seeding.generator(self.seed, seeding.EVALUATION_POLICY)
 
     def model_info(self) -> ModelInfo:
         if self._views is None or self.params.device.type != "cpu":
@@ -226,6 +227,9 @@ class Algorithm(ABC):
         self.rng = seeding.generator(seed, *seeding.LEARNING)
         self.graphs: dict[int, Callable[[TensorBatch, Any, float], Tensor | None]] = {}
         self._layouts = layouts
+        if config.weight_decay:
+            for name, adam in self.adam_states().items():
+                adam.weight_decay, adam.decayed = config.weight_decay, layouts[name].matrices
         self.networks = self.bind(state)
         if config.normalize_obs:
             self.encoders(self.networks)  # raises where the agent does not support it
@@ -311,6 +315,11 @@ class Algorithm(ABC):
     def reset_targets(self) -> None:
         """Copy the online networks to their targets. Called after parameters were replaced."""
 
+    def adam_states(self) -> dict[str, AdamState]:
+        """The networks that Adam trains, by their field of the state."""
+        states = {name: getattr(self.state, name) for name in self._layouts}
+        return {name: state for name, state in states.items() if isinstance(state, AdamState)}
+
     def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
         """Means over `opt_steps` opt steps, by the metric's name without "agent/". sums: those of `stats`."""
         return {name: total / opt_steps for name, total in zip(self.scalars, sums, strict=True)}
@@ -376,6 +385,9 @@ class NetworkAgent:
         batch = self._batches.next(buffer)
         if self.compiling is not None and self.compiling(batch):
             self.compiling = None
+        interval = self.algorithm.config.reset_interval
+        if interval is not None and self.opt_steps and self.opt_steps % interval == 0:
+            self._reset(self.opt_steps // interval)
         errors = self.algorithm.opt_step(batch, self.opt_steps + 1)
         self.opt_steps += 1
         self.policy.version = self.opt_steps
@@ -388,6 +400,20 @@ class NetworkAgent:
         if record or self._device.type == "cpu" or self.opt_steps % _SKIP_CHECK_INTERVAL == 0:
             self.skipped_in_a_row = int(self.algorithm.stats.skipped_in_a_row.item())
         return self._read(batch) if record else None
+
+    def _reset(self, number: int) -> None:
+        """Draw what Adam trains anew (Nikishin et al., 2022), moments included. Buffers stay, and targets are copied.
+
+        An opt step begins with it, so that models that were trained up to the reset are evaluated and saved.
+        """
+        config, policy = self.algorithm.config, self.policy
+        seed = seeding.integer(policy.seed, *seeding.RESET, number)
+        fresh = AGENTS[config.type].load().make_agent(config, policy.spec, seed, str(self._device))
+        for name, adam in self.algorithm.adam_states().items():
+            new = fresh.algorithm.adam_states()[name]
+            for part in ("trained", "exp_avg", "exp_avg_sq", "step"):
+                getattr(adam, part).copy_(getattr(new, part))
+        self.algorithm.reset_targets()
 
     def take_record(self) -> Record | None:
         return self._read() if self._unread else None

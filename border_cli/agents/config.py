@@ -19,7 +19,9 @@ class NetworkConfig(AgentConfig):
     subclass adds its own to those of its parent.
     """
 
-    not_in_opt_step: ClassVar[tuple[str, ...]] = ("compile", "lr_schedule", "lr_final", "lr_opt_steps")
+    not_in_opt_step: ClassVar[tuple[str, ...]] = (
+        *("compile", "lr_schedule", "lr_final", "lr_opt_steps", "reset_interval"),
+    )
     only_with: ClassVar[dict[str, str]] = {
         "agent.lr_schedule=linear|cosine": "lr_final lr_opt_steps",
         "agent.encoder=convolutions": "kernels strides",
@@ -44,6 +46,15 @@ class NetworkConfig(AgentConfig):
     )
     max_grad_norm: float | None = option(
         None, "clip the gradient norm of each network here; null: no clipping", unit="gradient", gt=0.0
+    )
+    weight_decay: float = option(
+        0.0,
+        "matrices and kernels shrink by lr · weight_decay in each opt step (AdamW)",
+        unit="factor",
+        ge=0.0,
+    )
+    reset_interval: int | None = option(
+        None, "draw all trained parameters anew after each of these; null: never", unit="opt steps", ge=1
     )
     hidden: list[int] = option([256, 256], "units per hidden layer of each network", unit="units", ge=1)
     encoder: str = option(

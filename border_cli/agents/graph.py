@@ -44,6 +44,7 @@ class TracedAdam(AdamState):
     corrections: Tensor
 
     def update(self, gradient: Tensor, lr: float | Tensor, eps: float, skip: Tensor) -> None:
+        self.decay(lr, skip)
         kept = 1.0 - skip
         gradient = torch.where(skip == 0.0, gradient, 0.0)
         self.exp_avg.lerp_(gradient, (1.0 - self.beta1) * kept)

@@ -6,12 +6,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from border_cli.agents.batch_renorm import BatchRenorm
 from border_cli.core.protocols import ReplayBuffer
 from border_cli.core.types import Batch
 from border_cli.runtime.tensors import to_device
@@ -38,6 +40,17 @@ class FlatParams:
         for name, part in self.unflatten(vector).items():
             part.copy_(initial[name].detach())
         return vector
+
+    @property
+    def matrices(self) -> list[slice]:
+        """Where the vector has weights of matrices and kernels: no biases, scales or deviations."""
+        modules = self._module.named_modules()
+        scales = {f"{path}.weight" for path, part in modules if isinstance(part, BatchRenorm)}
+        names = {
+            name for name in self._shapes if name.rpartition(".")[2] in ("weight", "weight_x", "weight_h")
+        }
+        parts = zip(self._shapes, self._sizes, accumulate(self._sizes), strict=True)
+        return [slice(end - size, end) for name, size, end in parts if name in names - scales]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of a vector by name. One that is only as long as the parameters, such as a moment, has theirs."""
@@ -111,7 +124,7 @@ class AdamState:
     """The vector of a network and the state of Adam (Kingma and Ba, 2015) for its parameters.
 
     params: (n,) float32, parameters and then buffers · exp_avg, exp_avg_sq: (n_trained,) float32 · step: scalar float32,
-    Adam's steps so far · beta1: decay of the first moment.
+    Adam's steps so far · beta1: decay of the first moment · weight_decay: of the parts `decayed` of params.
     """
 
     params: Tensor
@@ -119,6 +132,8 @@ class AdamState:
     exp_avg_sq: Tensor
     step: Tensor
     beta1: float = 0.9
+    weight_decay: float = 0.0
+    decayed: Sequence[slice] = ()
 
     @staticmethod
     def init(layout: FlatParams, params: Tensor, beta1: float = 0.9) -> AdamState:
@@ -133,10 +148,16 @@ class AdamState:
 
     def update(self, gradient: Tensor, lr: float | Tensor, eps: float, skip: Tensor) -> None:
         """One Adam step in place. gradient: (n_trained,) · skip: scalar; if it is 1, nothing changes, bit for bit."""
+        self.decay(lr, skip)
         adam(
             *([self.trained], [gradient], [self.exp_avg], [self.exp_avg_sq], [], [self.step]),
             **_ADAM, lr=lr, eps=eps, beta1=self.beta1, found_inf=skip,
         )  # fmt: skip
+
+    def decay(self, lr: float | Tensor, skip: Tensor) -> None:
+        """Decoupled weight decay (AdamW, Loshchilov and Hutter, 2019): θ ← (1 - lr·weight_decay)·θ, before Adam's step."""
+        for part in self.decayed:
+            self.params[part].mul_(1.0 - lr * self.weight_decay * (1.0 - skip))
 
 
 @dataclass

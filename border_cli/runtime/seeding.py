@@ -4,6 +4,7 @@ Spawn keys below the run's seed:
 
     (0,)                                agent: initial weights
     (0, 1)                              agent: random numbers of the update
+    (0, 2, reset)                       agent: initial weights of a reset
     (1,)                                replay sampling
     (1, 1)                              goals in hindsight
     (2, episode)                        regular evaluations: the same episodes each time
@@ -28,7 +29,7 @@ import numpy as np
 
 from border_cli.core.state import State, check_like
 
-LEARNING = (0, 1)
+LEARNING, RESET = (0, 1), (0, 2)
 AGENT, REPLAY, EVALUATION, ACTOR, EVAL_COMMAND, EVALUATION_POLICY, CONFIRMATION, GLOBAL = range(8)
 
 

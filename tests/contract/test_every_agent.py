@@ -15,6 +15,7 @@ from border_cli.core.spaces import Array, decode_actions
 from border_cli.core.state import State
 from border_cli.core.types import ModelInfo
 from border_cli.envs.gym_spaces import env_spec
+from border_cli.runtime import seeding
 from tests.faults.amounts import times
 from tests.kinds import AGENTS
 from tests.learners import (
@@ -120,6 +121,60 @@ def test_the_schedule_scales_every_learning_rate(agent: str) -> None:
     assert record is not None and record.values["agent/lr"] == 0.0
 
 
+@pytest.mark.parametrize("agent", [agent for agent in AGENTS if agent != "flashsac"])
+def test_weight_decay_shrinks_matrices_alone(agent: str) -> None:
+    """The first step of Adam is the same with and without, so the parameters differ by lr · weight_decay · θ.
+
+    FlashSAC sets the norms of its weights afterwards.
+    """
+    learners = [make_learner(agent, weight_decay=decay, lr=0.25) for decay in (0.0, 0.5)]
+    before = learners[0].state().copy().arrays
+    for learner in learners:
+        learner.opt_steps = 5  # so that all networks change
+        learn(agent, learner, [1])
+    without, decayed = (learner.state().arrays for learner in learners)
+    for name, array in before.items():
+        if ".params." in name:
+            is_matrix = (
+                name.rpartition(".")[2] in ("weight", "weight_x", "weight_h") and ".norms." not in name
+            )
+            expected = 0.25 * 0.5 * array if is_matrix else 0.0
+            np.testing.assert_allclose(without[name] - decayed[name], expected, atol=1e-6, err_msg=name)
+
+
+@agents
+def test_a_reset_draws_anew_what_is_trained_and_nothing_else(agent: str) -> None:
+    learner, other = (make_learner(agent, normalize_obs=True, reset_interval=n) for n in (3, None))
+    bad = batch_of(agent, 7)
+    bad.reward[:] = np.nan  # skips the opt step, which leaves what the reset has made
+    drawn = []
+    for number in (1, 2):
+        learn(agent, learner, range(3 * number - learner.opt_steps))
+        before = learner.state().copy().arrays
+        if number == 1:
+            learn(agent, other, range(3))
+            assert_same_state(learner, other)
+        learn_from(learner, bad)
+        fresh = (
+            make_learner(agent, seeding.integer(3, *seeding.RESET, number), normalize_obs=True).state().arrays
+        )
+        after = learner.state().copy().arrays
+        for name, array in after.items():
+            network, _, part = name.partition(".")
+            if ".exp_avg" in name or name == f"{network}.step":
+                assert not array.any()
+            elif "target" in network:
+                online = f"{network.removesuffix('_target').replace('target', 'online')}.params.{part}"
+                assert (array == after[online]).all(), name
+            elif network not in ("stats", "policy_steps"):
+                is_trained = name.replace(".params.", ".exp_avg.") in after
+                assert (array == (fresh if is_trained else before)[name]).all(), name
+        drawn.append(after)
+    assert any(
+        (drawn[0][name] != array).any() for name, array in drawn[1].items() if name.endswith(".weight")
+    )
+
+
 @normalized
 @agents
 def test_an_agent_that_loads_a_state_continues_bit_for_bit(agent: str, normalize_obs: bool) -> None:
@@ -161,7 +216,8 @@ def test_a_model_acts_as_the_agent_it_was_taken_from(agent: str, normalize_obs: 
     ("column", "bad"), [("reward", np.nan), ("obs", np.inf), ("obs", np.nan), ("next_obs", -np.inf)]
 )
 def test_a_bad_number_changes_nothing(agent: str, column: str, bad: float, normalize_obs: bool) -> None:
-    learner, batch = make_learner(agent, normalize_obs=normalize_obs), batch_of(agent, 7, weighted=True)
+    learner = make_learner(agent, normalize_obs=normalize_obs, weight_decay=0.1)
+    batch = batch_of(agent, 7, weighted=True)
     learn(agent, learner, range(4))
     before = deepcopy(learner.state().arrays)
     if column == "next_obs" and not batch.next_obs:

@@ -21,6 +21,7 @@ COMMON = (
     "trainer.save_interval=14",
     "trainer.record_interval=10",
     "agent.target_interval=16",
+    "agent.reset_interval=20",
     "agent.epsilon_env_steps=120",
     "buffer.capacity=90",
     "seed=7",
