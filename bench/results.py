@@ -44,6 +44,7 @@ _NEW = {
         **{"gru": None, "sequence_length": 40, "burn_in": 20, "priority_max_share": 0.9},
         **{"encoder": "convolutions", "spectral_norm": False},
         **{"munchausen": None, "munchausen_tau": 0.03, "munchausen_clip": -1.0},
+        **{"weight_decay": 0.0, "reset_interval": None, "critic_subset": None, "critic_dropout": 0.0},
     },
     "buffer": {"her": "none", "her_ratio": 0.8},
     "env": {"vector": False},

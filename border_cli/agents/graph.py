@@ -197,8 +197,10 @@ def example(algorithm: Algorithm, batch: TensorBatch, noise: Any) -> list[Tensor
 
 
 def is_traceable(graph: torch.fx.GraphModule) -> bool:
-    """Whether `save_traced` can write a graph: torch.jit has no gradient of a convolution."""
-    return all(node.target is not torch.ops.aten.convolution_backward.default for node in graph.graph.nodes)
+    """Whether `save_traced` can write a graph: torch.jit has no gradients of convolutions and of layer normalisation."""
+    aten = torch.ops.aten
+    unknown = aten.convolution_backward.default, aten.native_layer_norm_backward.default
+    return all(node.target not in unknown for node in graph.graph.nodes)
 
 
 def save_traced(graph: torch.fx.GraphModule, arguments: Sequence[Tensor], path: Path) -> None:

@@ -72,8 +72,11 @@ RESIDUAL = (
     *("agent.batch_size=16", "agent.hidden=[16]", *known_to("btr", *PAIR)),
 )
 """Impala's network with spectral norms, Munchausen targets, and both noisy layers and ε explore."""
-CORRELATED = (*args_of("sac", "uniform"), "agent.exploration=state_dependent", "agent.noise_interval=7")
-"""Exploration noise that lasts several env steps and is restored with its actor."""
+CORRELATED = (
+    *(*args_of("sac", "uniform"), "agent.exploration=state_dependent", "agent.noise_interval=7"),
+    *("agent.critics=3", "agent.critic_subset=2", "agent.norm=layer", "agent.critic_dropout=0.1"),
+)
+"""Exploration noise that lasts several env steps and is restored with its actor, and random critics without some units."""
 HINDSIGHT = (
     *(
         "agent=dqn",

@@ -49,8 +49,11 @@ pytestmark = [
 full_tier = pytest.mark.skipif(not FULL, reason="make test-full: each of these compiles another graph")
 OPT_STEPS = 200
 SETTINGS: dict[str, dict[str, Any]] = {
-    "dqn": {"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True},
-    "sac": {"normalize_obs": True},
+    "dqn": {
+        **{"hidden": [8], "lr_schedule": "linear", "lr_opt_steps": 400, "normalize_obs": True},
+        **{"weight_decay": 0.01, "reset_interval": 150},
+    },
+    "sac": {"normalize_obs": True, "critic_subset": 1, "norm": "layer", "critic_dropout": 0.1},
 }
 
 WEIGHTED = "dqn", "rainbow", "tqc"

@@ -29,8 +29,8 @@ def job(agent: str, **settings: Any) -> CompileJob:
     return CompileJob(config_of(agent, **settings), [], spec_of(agent), layout)
 
 
-def vector_learner(agent: str) -> tuple[Algorithm, TensorBatch]:
-    return make_learner(agent, seed=0).algorithm, job(agent).example_batch()
+def vector_learner(agent: str, **settings: Any) -> tuple[Algorithm, TensorBatch]:
+    return make_learner(agent, seed=0, **settings).algorithm, job(agent).example_batch()
 
 
 def image_learner(config: DqnConfig) -> tuple[Algorithm, TensorBatch]:
@@ -95,12 +95,30 @@ def test_code_without_an_error_is_taken(agent: str, monkeypatch: pytest.MonkeyPa
         check_code(*image_learner(IMAGES[agent](hidden=[8], channels=[4], batch_size=16)), monkeypatch)
 
 
+DROPPED: dict[str, Any] = {"critics": 4, "critic_subset": 2, "critic_dropout": 0.2, "weight_decay": 0.1}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("norm", "is_traceable"), [("none", True), ("layer", False)])
+def test_code_of_random_critics_without_some_units_and_with_weight_decay_is_taken(
+    norm: str, is_traceable: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_code(*vector_learner("sac", **DROPPED, norm=norm), monkeypatch)
+    algorithm, batch = vector_learner("sac", **DROPPED, norm=norm)
+    noise = algorithm.noise(SIZE)
+    traced = graph.trace(algorithm, batch, noise, 0)
+    assert graph.is_traceable(traced) is is_traceable
+    if is_traceable:
+        graph.save_traced(traced, graph.example(algorithm, batch, noise), tmp_path / "step.pt")
+
+
 @pytest.mark.parametrize(
     ("settings", "is_read"),
     [
         # the step of a plugin's agent may compute its own targets
         *(({name: value}, True) for name, value in (("gamma", 0.9), ("reward_clip", 1.0), ("lr", 0.5))),
-        ({"target_interval": 7, "target_tau": 0.5}, False),
+        ({"weight_decay": 0.5}, True),
+        ({"target_interval": 7, "target_tau": 0.5, "reset_interval": 9}, False),
         ({"epsilon_start": 0.5, "epsilon_final": 0.3, "eval_epsilon": 0.1}, False),
         ({"lr_schedule": "linear", "lr_opt_steps": 400, "lr_final": 0.5}, False),
     ],

@@ -232,6 +232,7 @@ def test_every_preset_has_a_description_and_known_keys():
     [
         ("agent=tqc env=hopper agent.batch_size=9", "tqc_hopper", 3754, 10_000, 9),
         ("agent=sac env=halfcheetah preset=sac_halfcheetah_fast", "sac_halfcheetah_fast", 5000, 2_500, 256),
+        ("agent=sac env=hopper preset=sac_droq", "sac_droq", None, 100_000, 256),
         ("agent=dqn env=atari env.id=ALE/Freeway-v5", "dqn_atari", None, 50_000, 32),
     ],
 )

@@ -53,6 +53,7 @@ def config(words: str = "") -> TrainConfig:
         # 0 + 1 + 10 env steps are allowed; a batch of 10 and the newest step of one environment need 11
         "trainer.warmup_period=0 trainer.ratio_tolerance=10",
         "trainer.opt_interval=null",
+        "agent.type=sac agent.critics=3 agent.critic_subset=3",
         "device=cuda:1 env.id= env.entry_point=mine:Env",
     ],
 )
@@ -81,6 +82,8 @@ def test_values_at_the_limit_are_allowed(words: str) -> None:
         ("buffer.device=cuda", "buffer.device=cuda|device=cpu|buffer.device=cpu"),
         ("buffer.her=future buffer.n_step=3", "buffer.her=future|buffer.n_step=3|buffer.n_step=1"),
         ("buffer.her=future buffer.device=cuda device=cuda", "buffer.her=future|main memory"),
+        ("agent.type=sac agent.critic_subset=3", "critic_subset=3 is not for 2 critics|up to critics"),
+        ("agent.type=tqc agent.critic_subset=2", "of 25 quantiles|agent.quantiles=1"),
         ("device=gpu", "no 'gpu'|cuda"),
         ("env.id=", "env.id|env.entry_point=module:name"),
         ("env.entry_point=mine:Env", "two environments|env=gym env.entry_point=mine:Env"),
@@ -131,6 +134,7 @@ NO_EVALUATIONS = "trainer.eval_interval=null"
         ("actor_manager.restart_delay_s", "actor_manager.restarts=0", ""),
         ("evaluator.video_interval", NO_EVALUATIONS, f"{NO_EVALUATIONS} evaluator.video_interval=9"),
         ("buffer.her_ratio", "", "buffer.her=future"),
+        ("agent.critic_dropout", "agent.type=crossq", "agent.type=sac agent.norm=layer"),
         ("recorder.project", "", "recorder.mlflow=sqlite:///mlflow.db"),
         ("evaluator.n_envs", "evaluator.episodes=5 evaluator.n_envs=6", "evaluator.n_envs=20"),
     ],

@@ -14,7 +14,7 @@ import torch
 from border_cli.agents.sac.agent import StateDependentNoise, make_agent, make_policy
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.agents.sac.loss import critic_losses, sample_action, smooth_action, soft_target
-from border_cli.agents.sac.network import ActionParameters, PolicyNetwork, TanhBijector
+from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 
@@ -109,6 +109,39 @@ def test_state_dependent_deviation_by_hand() -> None:
     with torch.no_grad():
         net.out.bias.fill_(100.0)
     assert net(tensors(1)).mean.item() == 2.0
+
+
+@pytest.mark.parametrize("first", [None, 1])
+def test_normalised_critics_with_dropout_are_those_of_plain_torch(first: int | None) -> None:
+    config, rng = (
+        small(norm="layer", critic_hidden=[8, 4], critics=3, critic_dropout=0.5),
+        torch.Generator().manual_seed(1),
+    )
+    critics, n = Critics(spec(), config, rng), first or 3
+    factors = 2.0 * torch.bernoulli(torch.full((3, 5, 12), 0.5), generator=rng)
+    with torch.no_grad():
+        for parameter in critics.parameters():
+            parameter.normal_(generator=rng)
+    values, action = critics(tensors(5), T([[0.5]]).expand(5, 1), first, dropout=factors), T([[0.25]])
+    for i in range(n):
+        x = torch.cat([tensors(5)["obs"], action.expand(5, 1)], 1)
+        for j, kept in enumerate(factors[i].split([8, 4], 1)):
+            norm = torch.nn.LayerNorm(kept.shape[1])
+            norm.load_state_dict(
+                {"weight": critics.layer_norms[j].scale[i, 0], "bias": critics.layer_norms[j].shift[i, 0]}
+            )
+            x = torch.relu(norm((x @ critics.layers[j].weight[i] + critics.layers[j].bias[i]) * kept))
+        assert torch.allclose(
+            values[i], x @ critics.layers[2].weight[i] + critics.layers[2].bias[i], atol=1e-5
+        )
+    assert values.shape == (n, 5, 1)
+
+
+def test_layer_normalisation_is_of_the_critics_alone_and_keeps_the_targets() -> None:
+    names = {
+        name.replace(".params", "") for name in make_agent(small(norm="layer"), spec(), 0).algorithm.tensors()
+    }
+    assert {name.split(".")[0] for name in names if "layer_norms" in name} == {"critics", "critics_target"}
 
 
 def test_state_dependent_noise_is_a_fixed_function_for_an_episode_and_part_of_the_state() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ def linear_algorithm(
 
     policy: output of the policy network · critics, target: (n, k, 2) constant and slope over the action in [-1, 1].
     """
-    algorithm = make_agent(small(cls, hidden=[], **changes), spec(), 0).algorithm
+    algorithm = make_agent(small(cls, hidden=[], critics=len(critics), **changes), spec(), 0).algorithm
     tensors = algorithm.tensors()
     for label in ("policy.params", "policy_target"):
         if f"{label}.out.bias" in tensors:
@@ -49,9 +50,9 @@ ROW = TensorBatch(OBS, T([[1.0]]), T([1.0]), T([0.9]), T([False]), OBS)
 """Action 0.5 in units of half the range, reward 1, discount 0.9."""
 
 
-def step_of(algorithm: Any, z: float, next_z: float) -> dict[str, float]:
-    """Run an opt step with these standard normal numbers for the action and the next action."""
-    noise = StepNoise(T([[z]]), T([[next_z]]))
+def step_of(algorithm: Any, z: float, next_z: float, **others: Any) -> dict[str, float]:
+    """Run an opt step with these standard normal numbers for the action and the next action, and other random numbers."""
+    noise = StepNoise(T([[z]]), T([[next_z]]), **others)
     opt_step(algorithm.networks, algorithm.constants, algorithm.state, ROW, noise)
     return dict(zip(SCALARS, algorithm.stats.sums.tolist(), strict=True))
 
@@ -120,6 +121,50 @@ def test_an_opt_step_of_tqc_by_hand() -> None:
     assert scalars["policy_loss"] == pytest.approx(0.2 * log_prob(0.3, 0.5, 1.0) - 4.0, rel=1e-5)
     expected = slopes(lambda mean, log_std: 0.2 * log_prob(mean, math.exp(log_std), 1.0), 0.3, math.log(0.5))
     assert policy_gradient(algorithm) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("subset", "least"), [([0, 2], 2.0), ([1, 0], 4.0), ([1], 5.0)])
+def test_a_subset_of_critics_decides_the_target_and_all_of_them_the_policy(
+    subset: list[int], least: float
+) -> None:
+    online = [[[1.0, 2.0]], [[3.0, 1.0]], [[8.0, -4.0]]]
+    target = [[[4.0, 0.0]], [[5.0, 0.0]], [[2.0, 0.0]]]
+    changes = {"critic_subset": len(subset)}
+    algorithm = linear_algorithm(SacConfig, [0.3, math.log(0.5)], online, target, entropy_coef=0.2, **changes)
+    scalars = step_of(algorithm, 1.0, -0.4, subset=T(subset))
+    later = least - 0.2 * log_prob(0.3, 0.5, -0.4)
+    assert scalars["target_mean"] == pytest.approx(1 + 0.9 * later, rel=1e-5)
+    q = (1 + 3 + 8) / 3 + (2 + 1 - 4) / 3 * math.tanh(0.8)
+    assert scalars["policy_loss"] == pytest.approx(0.2 * log_prob(0.3, 0.5, 1.0) - q, rel=1e-5)
+    algorithm = linear_algorithm(Td3Config, [0.2], online, target, **changes)
+    q = (1 + 3 + 8) / 3 + (2 + 1 - 4) / 3 * math.tanh(0.2)
+    assert step_of(algorithm, 0.0, 0.0, subset=T(subset))["policy_loss"] == pytest.approx(-q, rel=1e-5)
+
+
+def test_each_opt_step_draws_other_critics_and_other_units() -> None:
+    config = small(critics=4, critic_subset=2, critic_dropout=0.25, critic_hidden=[8, 16])
+    algorithm = make_agent(config, spec(), 0).algorithm
+    noises = [algorithm.noise(4) for _ in range(300)]
+    pairs = Counter(tuple(sorted(noise.subset.tolist())) for noise in noises)
+    assert len(pairs) == 6 and min(pairs.values()) > 300 / 6 / 2  # of different critics, all about as often
+    factors = torch.stack([torch.stack([noise.dropout, noise.next_dropout]) for noise in noises])
+    assert factors.shape == (300, 2, 4, 4, 24) and set(factors.unique().tolist()) == {0.0, T(4 / 3).item()}
+    assert factors.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert len(torch.unique(factors.flatten(2), dim=1)[0]) == 2 and (factors[0] != factors[1]).any()
+
+
+@pytest.mark.parametrize("dropped", ["dropout", "next_dropout"])
+def test_units_of_the_critics_are_dropped_in_all_three_losses(dropped: str) -> None:
+    """A critic without hidden units gives the bias of its last layer."""
+    learner = make_agent(small(critic_dropout=0.5, entropy_coef=0.0), spec(), 0)
+    tensors = learner.algorithm.tensors()
+    for name in ("critics.params", "critics_target"):
+        tensors[f"{name}.layers.1.bias"].copy_(T([2.0, 4.0]).view(2, 1, 1))
+    factors: dict[str, Any] = dict.fromkeys(("dropout", "next_dropout"), torch.ones(2, 1, 8))
+    scalars = step_of(learner.algorithm, 1.0, 0.0, **factors | {dropped: torch.zeros(2, 1, 8)})
+    are_online = scalars["q_mean"] == pytest.approx(3.0), scalars["policy_loss"] == pytest.approx(-2.0)
+    assert are_online == (dropped == "dropout",) * 2
+    assert (scalars["target_mean"] == pytest.approx(1 + 0.9 * 2.0)) is (dropped == "next_dropout")
 
 
 @pytest.mark.parametrize(("beyond", "sign"), [(-0.1, -1), (0.1, 1)])

@@ -11,9 +11,9 @@ from border_cli.agents.graph import TracedAdam
 from border_cli.agents.memory import Gru
 from border_cli.agents.nets import Linear, NoisyLinear
 from border_cli.agents.params import AdamState, FlatParams
-from border_cli.agents.sac.network import StackedLinear
+from border_cli.agents.sac.network import LayerNorm, StackedLinear
 
-MATRICES = {"0.weight", "1.weight", "2.weight_x", "2.weight_h", "3.weight", "5.weight"}
+MATRICES = {"0.weight", "1.weight", "2.weight_x", "2.weight_h", "3.weight", "6.weight"}
 LR, DECAY, EPS = 0.01, 0.3, 1e-8
 
 
@@ -21,7 +21,7 @@ LR, DECAY, EPS = 0.01, 0.3, 1e-8
 def test_matrices_change_as_in_adamw_and_the_rest_as_in_adam(kind: type[AdamState]) -> None:
     rng = torch.Generator().manual_seed(0)
     parts = Linear(3, 1, rng), NoisyLinear(2, 3, rng, 0.5), Gru(2, 3, rng), StackedLinear(2, 1, 1, rng)
-    layout = FlatParams(nn.Sequential(*parts, BatchRenorm(2, 1, 3), nn.Conv2d(2, 3, 2)))
+    layout = FlatParams(nn.Sequential(*parts, BatchRenorm(2, 1, 3), LayerNorm(2, 3), nn.Conv2d(2, 3, 2)))
     start = AdamState.init(layout, layout.init())
     n = layout.n_trained
     start.trained.uniform_(0.5, 1.5, generator=rng)

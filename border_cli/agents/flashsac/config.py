@@ -18,6 +18,9 @@ class FlashsacConfig(ActorCriticConfig):
     only_with: ClassVar[dict[str, str]] = ActorCriticConfig.only_with | {
         "agent.entropy_coef=null": "entropy_coef_start target_std",
     }
+    # Options of SAC that its shared parts read, and that have one value here.
+    critic_subset: ClassVar[int | None] = None
+    critic_dropout: ClassVar[float] = 0.0
 
     type: str = option("flashsac", "name of the agent")
     batch_size: int = override_default(ActorCriticConfig, "batch_size", 256)

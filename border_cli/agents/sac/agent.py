@@ -332,8 +332,18 @@ class SacAlgorithm(ActorCriticAlgorithm):
         length = 1 if shape is None else shape.length
         size = length * rows, self.constants.bijector.size
         device = self.state.critics.params.device
-        normal = [to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)]
-        return loss.StepNoise(*normal)
+        action, next_action = (
+            to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)
+        )
+        subset = dropout = next_dropout = None
+        config, p = self.config, self.config.critic_dropout
+        if config.critic_subset is not None:
+            subset = to_device(self.rng.permutation(config.critics)[: config.critic_subset], device)
+        if p:
+            shape = 2, config.critics, size[0], sum(config.critic_hidden or config.hidden)
+            is_kept = self.rng.integers(0, 2**16, shape, np.uint16) >= round(p * 2**16)
+            dropout, next_dropout = to_device(is_kept * np.float32(1.0 / (1.0 - p)), device)
+        return loss.StepNoise(action, next_action, subset, dropout, next_dropout)
 
     def learn(
         self,

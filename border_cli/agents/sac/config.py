@@ -20,7 +20,7 @@ _ALL_EXPLORATIONS = tuple(name for names in EXPLORATIONS.values() for name in na
 
 @dataclass
 class SacConfig(ActorCriticConfig, MemoryConfig):
-    """SAC (Haarnoja et al., 2018) with a learned entropy coefficient, and the parts of TD3 and TQC as options."""
+    """SAC (Haarnoja et al., 2018) with a learned entropy coefficient, and options of TD3, TQC, REDQ and DroQ."""
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = (
         *ActorCriticConfig.not_in_opt_step,
@@ -31,7 +31,7 @@ class SacConfig(ActorCriticConfig, MemoryConfig):
         "agent.entropy_coef=null": "entropy_coef_start target_entropy",
         "agent.policy=deterministic": "target_noise target_noise_clip noise_std",
         "agent.quantiles!=1": "kappa",
-        "agent.norm=none": "target_interval target_tau",
+        "agent.norm!=batch": "target_interval target_tau critic_dropout",
         "agent.exploration=state_dependent": "log_std_start noise_interval",
     }
 
@@ -41,8 +41,18 @@ class SacConfig(ActorCriticConfig, MemoryConfig):
     norm: str = option(
         "none",
         "batch: batch renormalisation before each linear layer, current and next actions as one batch of the critics, and "
-        "no target networks (CrossQ)",
-        choices=("none", "batch"),
+        "no target networks (CrossQ); layer: layer normalisation before each ReLU of the critics (DroQ)",
+        choices=("none", "batch", "layer"),
+    )
+    critic_dropout: float = option(
+        0.0, "dropout of hidden units of the critics in opt steps (DroQ)", unit="probability", ge=0.0, le=0.9
+    )
+    critic_subset: int | None = option(
+        None,
+        "the target takes the minimum over so many critics, drawn anew in each opt step, and the policy maximises the mean "
+        "over all critics (REDQ); null: the minimum over all in both",
+        unit="critics",
+        ge=1,
     )
     quantiles: int = option(
         1, "quantiles of the return per critic; 1: the mean of the return", unit="quantiles", ge=1
@@ -107,7 +117,12 @@ class SacConfig(ActorCriticConfig, MemoryConfig):
         if self.gru is not None and self.norm == "batch":
             raise UsageError(
                 "agent.gru is not for agent.norm=batch",
-                allowed="agent.norm=none, as of agent=rsac, sac, td3 and tqc",
+                allowed="agent.norm=none, as of agent=rsac, sac, td3 and tqc, or agent.norm=layer",
+            )
+        if self.critic_subset is not None and (self.critic_subset > self.critics or self.quantiles > 1):
+            raise UsageError(
+                f"agent.critic_subset={self.critic_subset} is not for {self.critics} critics of {self.quantiles} quantiles",
+                allowed="critic_subset up to critics, with agent.quantiles=1",
             )
         if self.drop_quantiles >= self.quantiles:
             raise UsageError(

@@ -1,7 +1,7 @@
 """Targets, losses and the opt step of the actor-critic family, as functions of tensors.
 
-SAC (Haarnoja et al., 2018), TD3 (Fujimoto et al., 2018), TQC (Kuznetsov et al., 2020) and CrossQ (Bhatt et al., 2024)
-combine the same parts.
+SAC (Haarnoja et al., 2018), TD3 (Fujimoto et al., 2018), TQC (Kuznetsov et al., 2020), REDQ (Chen et al., 2021), DroQ
+(Hiraoka et al., 2022) and CrossQ (Bhatt et al., 2024) combine the same parts.
 All gradients of an opt step are computed before any parameter changes. So an opt step with numbers that are not finite
 can be skipped as a whole.
 """
@@ -92,10 +92,18 @@ class SacNetworks:
 
 @dataclass(frozen=True, eq=False)
 class StepNoise:
-    """Standard normal numbers (B, d) of one opt step: for the policy's actions, and for the next actions in the target."""
+    """Random numbers of one opt step.
+
+    action, next_action: (B, d) standard normal, for the policy's actions and for the next actions in the target · subset:
+    (m,) the critics of the target; None: all · dropout, next_dropout: (n critics, B, units of all hidden layers) factors of
+    the units of the critics and of their targets, 0 or 1/(1 - p); None: no dropout.
+    """
 
     action: Tensor
     next_action: Tensor
+    subset: Tensor | None = None
+    dropout: Tensor | None = None
+    next_dropout: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -132,13 +140,13 @@ def opt_step(
     alpha, valid = entropy_coef(nets, config), batch.extra.get("is_valid")
     stats = None if nets.critics_target is not None else BatchStats(state.critics.step)
     seen = Seen(*[batch.obs] * 2, *[batch.next_obs] * 2) if valid is None else _seen_by_memories(nets, batch)
-    values, target = _values_and_target(nets, constants, batch, seen, noise.next_action, alpha, stats)
+    values, target = _values_and_target(nets, constants, batch, seen, noise, alpha, stats)
     losses = critic_losses(values, target, config.kappa)
     critic_loss = mean_of_rows(losses, valid, batch.weight)
     gradients = {"critics": flat_gradient(critic_loss, tuple(nets.critics.parameters()))}
     policy_loss, entropy = torch.zeros_like(critic_loss), torch.zeros_like(critic_loss)
     if change_policy:
-        policy_losses, log_prob = _policy_losses(nets, constants, seen, noise.action, alpha, stats)
+        policy_losses, log_prob = _policy_losses(nets, constants, seen, noise, alpha, stats)
         policy_loss = mean_of_rows(policy_losses, valid)
         gradients["policy"] = flat_gradient(policy_loss, tuple(nets.policy.parameters()))
         if log_prob is not None:
@@ -291,7 +299,7 @@ def _values_and_target(
     constants: SacConstants,
     batch: TensorBatch,
     seen: Seen,
-    noise: Tensor,
+    noise: StepNoise,
     alpha: Tensor,
     stats: BatchStats | None,
 ) -> tuple[Tensor, Tensor]:
@@ -303,15 +311,17 @@ def _values_and_target(
     config, size = constants.config, constants.bijector.size
     current = batch.action.reshape(-1, size)
     with torch.no_grad():
-        action, penalty = _next_action(nets, constants, seen, noise, alpha)
+        action, penalty = _next_action(nets, constants, seen, noise.next_action, alpha)
     if nets.critics_target is None:
         obs = {name: torch.cat([rows, seen.next_critics[name]]) for name, rows in seen.critics.items()}
         values, next_values = nets.critics(obs, torch.cat([current, action]), stats=stats).chunk(2, 1)
         next_values = next_values.detach()
     else:
-        values = nets.critics(seen.critics, current)
+        values = nets.critics(seen.critics, current, dropout=noise.dropout)
         with torch.no_grad():
-            next_values = nets.critics_target(seen.next_critics, action)
+            next_values = nets.critics_target(seen.next_critics, action, dropout=noise.next_dropout)
+    if noise.subset is not None:
+        next_values = next_values[noise.subset]
     next_values = truncate(next_values, config.drop_quantiles)
     numbers = (part.flatten() for part in (batch.reward, batch.discount, batch.terminated))
     return values, soft_target(next_values, penalty, *numbers)
@@ -333,7 +343,7 @@ def _policy_losses(
     nets: SacNetworks,
     constants: SacConstants,
     seen: Seen,
-    noise: Tensor,
+    noise: StepNoise,
     alpha: Tensor,
     stats: BatchStats | None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -341,10 +351,11 @@ def _policy_losses(
     parameters = nets.policy(seen.policy, stats)
     critics_see = {name: rows.detach() for name, rows in seen.critics.items()}
     if constants.config.policy == "deterministic":
-        values = nets.critics(critics_see, constants.bijector.squash(parameters.mean), first=1)
-        return -values.flatten(), None
-    action, log_prob = sample_action(constants.bijector, parameters, noise)
-    values = nets.critics(critics_see, action)
-    # SAC takes the minimum over the critics, TQC the mean over all quantiles of all critics.
-    value = values.min(0).values.mean(1) if values.shape[2] == 1 else values.mean((0, 2))
+        action, first = constants.bijector.squash(parameters.mean), 1 if noise.subset is None else None
+        return -nets.critics(critics_see, action, first, dropout=noise.dropout).mean((0, 2)), None
+    action, log_prob = sample_action(constants.bijector, parameters, noise.action)
+    values = nets.critics(critics_see, action, dropout=noise.dropout)
+    # SAC takes the minimum over the critics, REDQ the mean, and TQC the mean over all quantiles of all critics.
+    is_min = values.shape[2] == 1 and noise.subset is None
+    value = values.min(0).values.mean(1) if is_min else values.mean((0, 2))
     return alpha * log_prob - value, log_prob

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import layer_norm, softplus
 
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.memory import STATE, Gru, states_of_sequences
@@ -173,10 +173,18 @@ def hidden_layers(
     layers: Iterable[nn.Module],
     norms: nn.ModuleList | None = None,
     stats: BatchStats | None = None,
+    factors: Sequence[Tensor] = (),
+    layer_norms: nn.ModuleList | None = None,
 ) -> Tensor:
-    """ReLU layers. norms: none, or what normalises the input of each layer, and of the one after them."""
+    """ReLU layers. norms: none, or what normalises the input of each layer, and of the one after them.
+
+    factors, layer_norms: none, or what the outputs of each layer are multiplied by before its ReLU, and then normalised by.
+    """
     for i, layer in enumerate(layers):
-        x = torch.relu(layer(norms[i](x, stats) if norms else x))
+        x = layer(norms[i](x, stats) if norms else x)
+        if factors:
+            x = x * factors[i]
+        x = torch.relu(layer_norms[i](x) if layer_norms else x)
     return cast(Tensor, norms[-1](x, stats)) if norms else x
 
 
@@ -191,9 +199,12 @@ class Critics(nn.Module):
         self.gru = None if config.gru is None else Gru(self.encoder.features, config.gru, generator)
         n_in = (config.gru or self.encoder.features) + self._bijector.size
         sizes = [n_in, *hidden, config.quantiles]
-        self._n, self._burn_in = config.critics, config.burn_in
+        self._n, self._burn_in, self._hidden = config.critics, config.burn_in, hidden
         self.norms = nn.ModuleList(
             BatchRenorm(config.critics, 1, n) for n in sizes[:-1] if config.norm == "batch"
+        )
+        self.layer_norms = nn.ModuleList(
+            LayerNorm(config.critics, n) for n in hidden if config.norm == "layer"
         )
         self.layers = nn.ModuleList(
             StackedLinear(config.critics, n_in, n_out, generator) for n_in, n_out in pairwise(sizes)
@@ -205,21 +216,36 @@ class Critics(nn.Module):
         action: Tensor,
         first: int | None = None,
         stats: BatchStats | None = None,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         """{name: (B, ...)} and actions (B, d) → (n critics, B, quantiles).
 
-        The critics get actions scaled to [-1, 1]. first: number of critics to use · stats: see `BatchRenorm`.
+        The critics get actions scaled to [-1, 1]. first: number of critics to use · stats: see `BatchRenorm` · dropout:
+        (n critics, B, units of all hidden layers), their factors.
         """
         bijector = self._bijector.to(action.device)
         n = self._n if first is None else first
         seen = self.encoder(obs) if self.gru is None else obs[STATE]
         x = torch.cat([seen, bijector.unscale(action)], 1).expand(n, -1, -1)
         *hidden, last = self.layers
-        return in_float32(last, hidden_layers(x, hidden, self.norms, stats))
+        factors = () if dropout is None else dropout[:n].split(self._hidden, -1)
+        return in_float32(last, hidden_layers(x, hidden, self.norms, stats, factors, self.layer_norms))
 
     def states(self, sequences: TensorBatch) -> Tensor:
         """(B, T + n, units) states of the memory, which is not that of the policy and begins with zeros."""
         return states_of_sequences(cast(Gru, self.gru), self.encoder, sequences, self._burn_in, stored=False)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation (Ba et al., 2016) in n networks: (m, B, width) → the same, by the first m."""
+
+    def __init__(self, n: int, width: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(n, 1, width)), nn.Parameter(torch.zeros(n, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = len(x)
+        return torch.addcmul(self.shift[:n], layer_norm(x.float(), x.shape[2:]), self.scale[:n])
 
 
 class StackedLinear(nn.Module):
