@@ -128,7 +128,7 @@ def test_weight_decay_shrinks_matrices_alone(agent: str) -> None:
     FlashSAC sets the norms of its weights afterwards.
     """
     learners = [make_learner(agent, weight_decay=decay, lr=0.25) for decay in (0.0, 0.5)]
-    before = learners[0].state().copy().arrays
+    before = deepcopy(learners[0].state().arrays)
     for learner in learners:
         learner.opt_steps = 5  # so that all networks change
         learn(agent, learner, [1])
@@ -150,7 +150,7 @@ def test_a_reset_draws_anew_what_is_trained_and_nothing_else(agent: str) -> None
     drawn = []
     for number in (1, 2):
         learn(agent, learner, range(3 * number - learner.opt_steps))
-        before = learner.state().copy().arrays
+        before = deepcopy(learner.state().arrays)
         if number == 1:
             learn(agent, other, range(3))
             assert_same_state(learner, other)
@@ -158,7 +158,7 @@ def test_a_reset_draws_anew_what_is_trained_and_nothing_else(agent: str) -> None
         fresh = (
             make_learner(agent, seeding.integer(3, *seeding.RESET, number), normalize_obs=True).state().arrays
         )
-        after = learner.state().copy().arrays
+        after = deepcopy(learner.state().arrays)
         for name, array in after.items():
             network, _, part = name.partition(".")
             if ".exp_avg" in name or name == f"{network}.step":
