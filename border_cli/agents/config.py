@@ -151,7 +151,10 @@ class ActorCriticConfig(NetworkConfig):
         None, "learning rate of the critics; null: lr", unit="rate", gt=0.0, le=1.0
     )
     critic_hidden: list[int] = option(
-        [], "units per hidden layer of each critic; []: those of hidden", unit="units", ge=1
+        [],
+        "units per hidden layer of each critic; []: those of hidden, with agent=crossq on a GPU [1024,1024]",
+        unit="units",
+        ge=1,
     )
     critics: int = option(2, "number of critics", unit="critics", ge=1)
     privileged_obs: list[str] = option(

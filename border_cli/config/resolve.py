@@ -39,7 +39,14 @@ _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.*", "threads", "trainer.ratio_t
 _DECIDED_ONCE = (
     *("n_actors", "threads", "actor_manager.envs_per_actor", "trainer.lockstep_steps", "checkpoint.replay"),
     *("env.action_mask", "env.categories"),
-    *("agent.lr_opt_steps", "agent.compile", "agent.atoms", "agent.v_min", "agent.v_max"),
+    *(
+        "agent.lr_opt_steps",
+        "agent.compile",
+        "agent.atoms",
+        "agent.v_min",
+        "agent.v_max",
+        "agent.critic_hidden",
+    ),
 )
 """What is decided when a run starts, where it is open; so are all open values of the buffer."""
 
@@ -77,7 +84,7 @@ def resolve(
     if config.device.startswith("cuda") and getattr(config.agent, "compile", None) == "auto":
         # Capturing takes no time, and happens before the first opt step.
         resolved.agent = replace(resolved.agent, compile="true")  # type: ignore[call-arg]
-    resolved.agent = resolved.agent.resolve(opt_steps, may_switch(config))
+    resolved.agent = resolved.agent.resolve(opt_steps, may_switch(config)).on_device(config.device)
     if not may_switch(config):
         resolved.threads = threads(config)
     if config.checkpoint.replay == "auto":
@@ -141,7 +148,7 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     for key in (*_DECIDED_ONCE, *(f"buffer.{name}" for name in vars(config.buffer))):
         *group, name = key.split(".")
         section, before = (reduce(getattr, group, c) for c in (inherited, stored))
-        if getattr(section, name, "") in (None, "auto") and hasattr(before, name):
+        if getattr(section, name, "") in (None, "auto", []) and hasattr(before, name):
             setattr(section, name, getattr(before, name))
     if config.evaluator.type == "auto" and stored.evaluator.type in ("inline", "process"):  # not a plugin's
         inherited.evaluator.type = stored.evaluator.type

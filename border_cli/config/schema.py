@@ -79,6 +79,11 @@ class AgentConfig:
         del opt_steps, may_switch
         return self
 
+    def on_device(self, device: str) -> AgentConfig:
+        """A copy with the sizes for the learner's device, where they are left open."""
+        del device
+        return self
+
     def trained(self) -> AgentConfig:
         """A copy for an agent with trained weights: from the first env step it explores as little as at the end."""
         return self

@@ -175,6 +175,9 @@ ONLY_TIME = "trainer.max_env_steps=null trainer.max_time=9"
         (f"{PRIORITIZED} {ONLY_TIME}", {}, "buffer.beta_opt_steps=50000"),
         ("device=cuda", {"replay_on_gpu": True}, "agent.compile='true' threads=1 buffer.device=cuda"),
         ("", {"replay_fits": False, "screen": True}, "checkpoint.replay=none recorder.console=screen"),
+        ("agent.type=crossq device=cuda", {}, "agent.critic_hidden=[1024,1024]"),
+        ("agent.type=crossq agent.hidden=[9] trainer.max_opts=9", {}, "agent.critic_hidden=[9]"),
+        ("agent.type=crossq device=cuda agent.critic_hidden=[7]", {}, "agent.critic_hidden=[7]"),
         ("init_from=runs/latest", {"init_from": "/runs/a/best"}, "init_from=/runs/a/best"),
     ],
 )
@@ -208,7 +211,10 @@ def test_where_evaluations_run(cpus: int, words: str, expected: str) -> None:
     assert elsewhere.evaluator.type == expected
 
 
-@pytest.mark.parametrize("words", ["", f"{LOCKSTEP} {PRIORITIZED}", f"{LINEAR} agent.compile=true"])
+CROSSQ = "agent.type=crossq device=cuda"
+
+
+@pytest.mark.parametrize("words", ["", f"{LOCKSTEP} {PRIORITIZED}", f"{LINEAR} agent.compile=true", CROSSQ])
 def test_the_same_command_finds_its_run_without_changes(words: str) -> None:
     facts = {"action_mask": "info", "categories": {"obs": [2, 3]}, "replay_fits": False}
     stored = resolve.reopen(resolved(config(words), **facts))

@@ -5,7 +5,7 @@ There is one class whose options can be combined; TD3, TQC and CrossQ have other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from border_cli.agents.config import ActorCriticConfig, MemoryConfig
@@ -163,7 +163,7 @@ class TqcConfig(SacConfig):
 
 @dataclass
 class CrossqConfig(SacConfig):
-    """CrossQ (Bhatt et al., 2024), with critics as narrow as SAC's."""
+    """CrossQ (Bhatt et al., 2024), with critics as narrow as SAC's on a CPU."""
 
     type: str = override_default(SacConfig, "type", "crossq")
     lr: float = override_default(SacConfig, "lr", 1e-3)
@@ -171,6 +171,11 @@ class CrossqConfig(SacConfig):
     policy_interval: int = override_default(SacConfig, "policy_interval", 3)
     norm: str = override_default(SacConfig, "norm", "batch")
     random_env_steps: int = override_default(SacConfig, "random_env_steps", 5_000)
+
+    def on_device(self, device: str) -> CrossqConfig:
+        """On a GPU, critics are wide: there that takes little time."""
+        wide = [1024, 1024] if device.startswith("cuda") else self.hidden
+        return replace(self, critic_hidden=self.critic_hidden or wide)
 
 
 @dataclass
