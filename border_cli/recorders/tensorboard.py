@@ -48,8 +48,10 @@ class TensorBoardRecorder(FileRecorder):
     option = "tensorboard"
 
     def __init__(self, folder: Path, purge_step: int = 0, typed: Mapping[str, str] | None = None) -> None:
-        # TensorBoard reads the files of a folder in the order of their names.
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard reads the files of a folder in the order of their names, and a run may be resumed within a second.
+        stamps = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]
+        stamp = max(int(time.time()), max(stamps, default=0) + 1)
+        name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
         super().__init__(folder / name)
         self.name = EVENTS
         self._typed = typed or {}
