@@ -320,6 +320,18 @@ class Algorithm(ABC):
         states = {name: getattr(self.state, name) for name in self._layouts}
         return {name: state for name, state in states.items() if isinstance(state, AdamState)}
 
+    def begin_as(self, fresh: Algorithm) -> None:
+        """Copy the networks and moments of a new algorithm, but not the statistics of observations and returns."""
+        for name, new in fresh.adam_states().items():
+            adam, layout = self.adam_states()[name], self._layouts[name]
+            for moment in ("exp_avg", "exp_avg_sq", "step"):
+                getattr(adam, moment).copy_(getattr(new, moment))
+            parts, statistics = layout.unflatten(adam.params), layout.statistics
+            for path, part in layout.unflatten(new.params).items():
+                if path not in statistics:
+                    parts[path].copy_(part)
+        self.reset_targets()
+
     def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
         """Means over `opt_steps` opt steps, by the metric's name without "agent/". sums: those of `stats`."""
         return {name: total / opt_steps for name, total in zip(self.scalars, sums, strict=True)}
@@ -402,18 +414,14 @@ class NetworkAgent:
         return self._read(batch) if record else None
 
     def _reset(self, number: int) -> None:
-        """Draw what Adam trains anew (Nikishin et al., 2022), moments included. Buffers stay, and targets are copied.
+        """Draw all networks anew (Nikishin et al., 2022), moments included, and copy them to the targets.
 
         An opt step begins with it, so that models that were trained up to the reset are evaluated and saved.
         """
         config, policy = self.algorithm.config, self.policy
         seed = seeding.integer(policy.seed, *seeding.RESET, number)
         fresh = AGENTS[config.type].load().make_agent(config, policy.spec, seed, str(self._device))
-        for name, adam in self.algorithm.adam_states().items():
-            new = fresh.algorithm.adam_states()[name]
-            for part in ("trained", "exp_avg", "exp_avg_sq", "step"):
-                getattr(adam, part).copy_(getattr(new, part))
-        self.algorithm.reset_targets()
+        self.algorithm.begin_as(fresh.algorithm)
 
     def take_record(self) -> Record | None:
         return self._read() if self._unread else None

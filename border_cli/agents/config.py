@@ -98,6 +98,11 @@ class NetworkConfig(AgentConfig):
 
     def validate(self) -> None:
         super().validate()
+        if self.encoder == "impala" and not self.channels:
+            raise UsageError(
+                "agent.encoder=impala has no stage with agent.channels=[]",
+                allowed="agent.channels=[32,64,64], or agent.encoder=convolutions",
+            )
         n, of_kernels, of_strides = map(len, (self.channels, self.kernels, self.strides))
         if (of_kernels or of_strides) and not n == of_kernels == of_strides:
             raise UsageError(

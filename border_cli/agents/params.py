@@ -52,6 +52,12 @@ class FlatParams:
         parts = zip(self._shapes, self._sizes, accumulate(self._sizes), strict=True)
         return [slice(end - size, end) for name, size, end in parts if name in names - scales]
 
+    @property
+    def statistics(self) -> set[str]:
+        """Names of the buffers that do not depend on the network's weights: those of observations and returns."""
+        norms = {path for path, part in self._module.named_modules() if isinstance(part, BatchRenorm)}
+        return {name for name, _ in self._module.named_buffers() if name.rpartition(".")[0] not in norms}
+
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of a vector by name. One that is only as long as the parameters, such as a moment, has theirs."""
         n = len(self._sizes)

@@ -96,8 +96,13 @@ def _preset_lines(options: Sequence[str], agents: Sequence[str]) -> list[str]:
     lines += ["preset=none uses none of them"]
     for those, envs in together.items():
         lines += _wrapped(f"  {those}: {', '.join(envs)}", 4)
-    variants = [f"preset={name}" for name in shipped() if name.count("_") == 2]
-    return [*lines, f"  only when typed: {', '.join(variants)}"]
+    used = {f"{agent}_{env}" for env, agents in tuned_for().items() for agent in agents}
+    return [
+        *lines,
+        *_wrapped(
+            f"  only when typed, as preset=: {', '.join(name for name in shipped() if name not in used)}", 4
+        ),
+    ]
 
 
 def _key_lines(

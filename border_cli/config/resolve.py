@@ -39,14 +39,7 @@ _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.*", "threads", "trainer.ratio_t
 _DECIDED_ONCE = (
     *("n_actors", "threads", "actor_manager.envs_per_actor", "trainer.lockstep_steps", "checkpoint.replay"),
     *("env.action_mask", "env.categories"),
-    *(
-        "agent.lr_opt_steps",
-        "agent.compile",
-        "agent.atoms",
-        "agent.v_min",
-        "agent.v_max",
-        "agent.critic_hidden",
-    ),
+    *("agent.lr_opt_steps", "agent.compile", "agent.atoms", "agent.v_min", "agent.v_max"),
 )
 """What is decided when a run starts, where it is open; so are all open values of the buffer."""
 
@@ -148,8 +141,11 @@ def inherit(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
     for key in (*_DECIDED_ONCE, *(f"buffer.{name}" for name in vars(config.buffer))):
         *group, name = key.split(".")
         section, before = (reduce(getattr, group, c) for c in (inherited, stored))
-        if getattr(section, name, "") in (None, "auto", []) and hasattr(before, name):
+        if getattr(section, name, "") in (None, "auto") and hasattr(before, name):
             setattr(section, name, getattr(before, name))
+    for name, value in vars(config.agent.on_device(config.device)).items():
+        if value != getattr(config.agent, name):  # left open
+            setattr(inherited.agent, name, getattr(stored.agent, name, value))
     if config.evaluator.type == "auto" and stored.evaluator.type in ("inline", "process"):  # not a plugin's
         inherited.evaluator.type = stored.evaluator.type
     if config.init_from is not None and stored.init_from is not None:

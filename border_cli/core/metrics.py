@@ -146,7 +146,7 @@ declare("async/learner_blocked", "share", "share of the learner's time spent wai
 declare("async/actors_alive", "actors", "actors running")
 declare("async/restarts", "restarts", "restarts of actors since the run was started or last resumed")
 declare("replay/size", "rows", "rows whose next observation has arrived")
-declare("replay/fill", "share", "rows that can be sampled, over the capacity")
+declare("replay/fill", "share", "replay/size, over the capacity")
 declare("time/opt_ms", "ms", "mean time of one opt step, sampling included", "clock")
 declare("time/collect_ms", "ms", "mean time of collecting what has arrived and inserting it", "clock")
 declare("time/eval_ms", "ms", "time of the evaluation and of the comparison with the best model", "clock")

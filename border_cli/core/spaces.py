@@ -6,6 +6,7 @@ JSON and back. `border_cli.envs.gym_spaces` makes them from gymnasium spaces.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -167,6 +168,10 @@ class EnvSpec:
     def without(self, keys: Sequence[str]) -> EnvSpec:
         """The spec without these parts of the observation, or those that begin like this. Raises UsageError."""
         names = {leaf: ".".join(map(str, leaf.path)) for leaf in self.inputs.leaves}
+        if self.mask is not None and all(
+            leaf.path[:1] == ("obs",) for leaf in names
+        ):  # as with a mask in the info
+            names = {leaf: name.removeprefix("obs").removeprefix(".") for leaf, name in names.items()}
         parts = {
             key: {leaf for leaf, name in names.items() if f"{name}.".startswith(f"{key}.")} for key in keys
         }
@@ -174,8 +179,10 @@ class EnvSpec:
         unknown = [key for key, leaves in parts.items() if not leaves]
         if unknown or len(hidden) == len(names):
             problem = f"there is no {unknown[0]!r}" if unknown else "nothing is left for the policy"
+            allowed = [name for name in names.values() if name]
+            nearest = difflib.get_close_matches(unknown[0], allowed, 1) if unknown else []
             raise UsageError(
-                f"agent.privileged_obs: {problem}", allowed=[name for name in names.values() if name] or "[]"
+                f"agent.privileged_obs: {problem}", nearest=next(iter(nearest), None), allowed=allowed or "[]"
             )
         return replace(self, obs=ObsSpec(tuple(leaf for leaf in self.obs.leaves if leaf not in hidden)))
 

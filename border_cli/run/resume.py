@@ -56,7 +56,9 @@ def read_resumed(run_dir: Path, config: TrainConfig, wanted: Sequence[resolve.Ch
         if not resolve.is_reproducible(config):
             model, (score, regular) = read_model(run_dir / BEST).info, read_scores(run_dir / BEST)
             best = Candidate(model, regular or score)
-    seconds = (summary.get("saved") or {}).get("seconds") or 0.0
+    saved = summary.get("saved")
+    seconds = saved.get("seconds") if isinstance(saved, dict) else None
+    seconds = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0
     resumed = Resumed(path, state, opt_steps, env_steps, seconds, tuple(wanted), exact, best)
     _check_unfinished(run_dir, config, resumed, summary)
     return resumed

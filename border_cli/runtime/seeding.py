@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.state import State, check_like
 
 LEARNING, RESET = (0, 1), (0, 2)
@@ -69,4 +70,9 @@ def seed_global_generators(seed: int, *key: int) -> None:
 def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Set a generator to a saved state. Raises IncompatibleStateError, and changes nothing, if it is not of its kind."""
     check_like(State({}, {"state": state}), State({}, {"state": rng.bit_generator.state}), "a generator")
-    rng.bit_generator.state = dict(state)
+    before = rng.bit_generator.state
+    try:
+        rng.bit_generator.state = dict(state)
+    except (ValueError, OverflowError) as e:  # a number out of range
+        rng.bit_generator.state = before
+        raise IncompatibleStateError(f"the saved state of a generator does not fit: {e}") from e

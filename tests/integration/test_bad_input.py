@@ -68,6 +68,11 @@ COMPOSITION = [
         "env=catch agent.kernels=[5]",
         "agent.channels, kernels and strides have 3, 1 and 0 values|as many in each",
     ),
+    Row(
+        "env=catch agent.encoder=impala agent.channels=[]",
+        "agent.encoder=impala has no stage|agent.channels=",
+    ),
+    Row("agent=flashsac env=pendulum agent.weight_decay=0.1", "agent.weight_decay has no effect on FlashSAC"),
     Row("trainer.stop_return=9 evaluator.episodes=1", "needs an interval|evaluator.episodes of at least 2"),
 ]
 

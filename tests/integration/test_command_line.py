@@ -102,7 +102,7 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
         "\n  dqn: catch\n",
         "\n  my_agent: my_env\n",
         "\n  crossq, flashsac, sac, td3, tqc: ant, halfcheetah, hopper, walker2d",
-        "\n  only when typed: preset=dqn_pong_fast, preset=sac_halfcheetah_fast\n",
+        "flashsac_mujoco, flashsac_wide, iqn_atari",
     ):
         assert text in page or text in " ".join(page.split()), text
     assert page.index("Presets:") + 800 > page.index("Most used keys")

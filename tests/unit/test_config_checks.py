@@ -223,6 +223,12 @@ def test_the_same_command_finds_its_run_without_changes(words: str) -> None:
     assert resolved(again) == resolved(config(words), **facts)
 
 
+def test_a_command_without_sizes_is_not_that_of_a_run_with_other_sizes() -> None:
+    stored = resolve.reopen(resolved(config("agent.type=sac agent.critic_hidden=[8]")))
+    again = resolve.inherit(config("agent.type=sac"), stored)
+    assert [change.key for change in changes(stored, resolve.reopen(again))] == ["agent.critic_hidden"]
+
+
 def test_a_schedule_over_a_budget_without_opt_steps_is_refused() -> None:
     with pytest.raises(UsageError, match=r"agent\.lr_schedule=linear ends with the budget"):
         resolved(config(f"{LINEAR} {ONLY_TIME}"))

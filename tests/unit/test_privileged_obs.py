@@ -64,7 +64,11 @@ def test_the_statistics_of_a_privileged_part_are_those_of_the_batches(agent: str
 
 @pytest.mark.parametrize(
     ("keys", "said"),
-    [(["y"], "there is no 'y'"), (["x", "k"], "nothing is left for the policy")],
+    [
+        (["y"], "there is no 'y'\nallowed: x, k"),
+        (["xx"], "there is no 'xx'\nnearest: x"),
+        (["x", "k"], "nothing is left for the policy"),
+    ],
 )
 def test_what_cannot_be_hidden_is_refused(keys: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):

@@ -98,6 +98,19 @@ def scalars(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return events
 
 
+def test_a_later_file_of_tensorboard_has_a_later_name_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    for now in (100.0, 100.9, 50.0):
+        monkeypatch.setattr("border_cli.recorders.tensorboard.time.time", lambda now=now: now)
+        recorder = TensorBoardRecorder(tmp_path)
+        recorder.write(Record({"a": 1.0}, 1, 1, 1.0))
+        recorder.close()
+        names.append({path.name for path in tmp_path.glob("events*")})
+    assert [max(after - before) > max(before) for before, after in itertools.pairwise(names)] == [True, True]
+
+
 def test_tensorboard_has_the_typed_values_and_a_layout(tmp_path: Path) -> None:
     recorder = TensorBoardRecorder(tmp_path, typed={"agent": "dqn", "agent.lr": "1e-3"})
     recorder.write(RECORD)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from border_cli.core.errors import IncompatibleStateError
 from border_cli.runtime import seeding
 
 ACTORS, INCARNATIONS, ENVS, EPISODES = 64, 5, 2, 100
@@ -39,3 +40,12 @@ def test_g4_no_two_streams_are_the_same_and_all_follow_from_the_seed(streams) ->
     all_of_them = [*streams(1), *streams(2)]
     assert len(set(all_of_them)) == len(all_of_them) > 600
     assert list(streams(1)) == all_of_them[: len(all_of_them) // 2]
+
+
+@pytest.mark.parametrize("bad", [2**200, -1])
+def test_a_generator_state_out_of_range_is_refused_and_changes_nothing(bad: int) -> None:
+    rng = seeding.generator(1, 2)
+    before = rng.bit_generator.state
+    with pytest.raises(IncompatibleStateError, match="generator does not fit"):
+        seeding.restore(rng, {**before, "state": {**before["state"], "state": bad}})
+    assert rng.bit_generator.state == before

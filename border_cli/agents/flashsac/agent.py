@@ -173,30 +173,30 @@ class FlashsacNetwork(nn.Module):
 
 
 class ReturnStatistics(nn.Module):
-    """Running statistics of the discounted returns in batches: mean, mean square, and the largest absolute value."""
+    """Running statistics of the discounted returns in batches: mean, mean square, largest absolute value; and count."""
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("mean", "square", "largest"):
+        for name in ("mean", "square", "largest", "count"):
             self.register_buffer(name, torch.zeros(()))
 
     @torch.no_grad()
-    def updated(self, returns: Tensor, batches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The buffers with one more batch (B,).
-
-        batches: scalar, number before. The newest has the weight 1/(batches + 1), at least 1/10,000.
-        """
-        weight = (1.0 / (batches + 1.0)).clamp(min=1.0 / _MOST_BATCHES)
-        mean, square, largest = self.buffers()
+    def updated(self, returns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The buffers with one more batch (B,). The newest has the weight 1/count, at least 1/10,000."""
+        mean, square, largest, count = self.buffers()
+        count = (count + 1.0).clamp(max=_MOST_BATCHES)
+        weight = count.reciprocal()
         return (
             mean.lerp(returns.mean(), weight),
             square.lerp(returns.square().mean(), weight),
             torch.maximum(largest, returns.abs().max()),
+            count,
         )
 
 
-def reward_scale(mean: Tensor, square: Tensor, largest: Tensor) -> Tensor:
+def reward_scale(mean: Tensor, square: Tensor, largest: Tensor, count: Tensor) -> Tensor:
     """() what rewards are divided by: the standard deviation of the returns, or more where the largest would exceed 5."""
+    del count
     variance = (square - mean.square()).clamp(min=0.0)  # where rounding matters in it, the largest decides
     return torch.maximum((variance + _MIN_VARIANCE).sqrt(), largest / _MAX_RETURN)
 
@@ -325,7 +325,7 @@ class FlashsacAlgorithm(SacAlgorithm):
         constants, rows, stats = self.constants, len(batch.reward), BatchStats()
         bijector, alpha = constants.bijector, loss.entropy_coef(networks, constants.config)
         critics = cast(FlashsacCritics, networks.critics)
-        statistics = critics.returns.updated(batch.extra[RETURN], state.critics.step)
+        statistics = critics.returns.updated(batch.extra[RETURN])
         scale = reward_scale(*statistics)
         obs = {name: torch.cat([now, batch.next_obs[name]]) for name, now in batch.obs.items()}
         with torch.no_grad():

@@ -52,6 +52,11 @@ class FlashsacConfig(ActorCriticConfig):
 
     def validate(self) -> None:
         super().validate()
+        if self.weight_decay:
+            raise UsageError(
+                "agent.weight_decay has no effect on FlashSAC, whose weights have norm 1",
+                allowed="agent.weight_decay=0",
+            )
         for key in ("hidden", "critic_hidden"):
             widths: list[int] = getattr(self, key)
             if len(set(widths)) != 1:
