@@ -320,7 +320,7 @@ class Algorithm(ABC):
         states = {name: getattr(self.state, name) for name in self._layouts}
         return {name: state for name, state in states.items() if isinstance(state, AdamState)}
 
-    def begin_as(self, fresh: Algorithm) -> None:
+    def reset_to(self, fresh: Algorithm) -> None:
         """Copy the networks and moments of a new algorithm, but not the statistics of observations and returns."""
         for name, new in fresh.adam_states().items():
             adam, layout = self.adam_states()[name], self._layouts[name]
@@ -350,9 +350,8 @@ def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch, burn_in: 
 
     A batch with a number that is not finite changes nothing. Nothing is read back from the device.
     """
-    widest = max(
-        encoders, key=lambda encoder: len(encoder.normalized)
-    )  # critics may see more than the policy
+    # Critics may see more than the policy.
+    widest = max(encoders, key=lambda encoder: len(encoder.normalized))
     obs, next_obs, valid = batch.obs, batch.next_obs, batch.extra.get("is_valid")
     if valid is not None:  # of the rows of sequences
         next_obs = {name: rows.flatten(0, 1) for name, rows in obs.items()}
@@ -365,9 +364,9 @@ def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch, burn_in: 
         old.copy_(torch.where(is_finite, new, old))
     own = dict(zip(widest.normalized, widest.normalizers, strict=True))
     for other in encoders:
-        for name, part in zip(other.normalized, other.normalizers, strict=True):
-            for copied, tensor in zip(part.buffers(), own[name].buffers(), strict=True):
-                if copied is not tensor:
+        if other is not widest:
+            for name, part in zip(other.normalized, other.normalizers, strict=True):
+                for copied, tensor in zip(part.buffers(), own[name].buffers(), strict=True):
                     copied.copy_(tensor)
 
 
@@ -421,7 +420,7 @@ class NetworkAgent:
         config, policy = self.algorithm.config, self.policy
         seed = seeding.integer(policy.seed, *seeding.RESET, number)
         fresh = AGENTS[config.type].load().make_agent(config, policy.spec, seed, str(self._device))
-        self.algorithm.begin_as(fresh.algorithm)
+        self.algorithm.reset_to(fresh.algorithm)
 
     def take_record(self) -> Record | None:
         return self._read() if self._unread else None

@@ -86,9 +86,8 @@ class Network:
             return out, features, state
         if lists["value"]:  # dueling: Q = V + A - mean of A, of each of several actions at once
             out = out.reshape(*out.shape[:-1], d["branches"], d["actions"] // d["branches"], -1)
-            mean = np.add.reduce(out, -2, keepdims=True) / np.float32(
-                out.shape[-2]
-            )  # half the time of `mean`
+            n = np.float32(out.shape[-2])
+            mean = np.add.reduce(out, -2, keepdims=True) / n  # half the time of `mean`
             out = _feed(lists["value"], x, epsilon)[0][..., None, None, :] + out - mean
             out = out.reshape(*out.shape[:-3], -1)
         out = out.reshape(*out.shape[:-1], d["actions"], -1)

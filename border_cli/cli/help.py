@@ -97,12 +97,8 @@ def _preset_lines(options: Sequence[str], agents: Sequence[str]) -> list[str]:
     for those, envs in together.items():
         lines += _wrapped(f"  {those}: {', '.join(envs)}", 4)
     used = {f"{agent}_{env}" for env, agents in tuned_for().items() for agent in agents}
-    return [
-        *lines,
-        *_wrapped(
-            f"  only when typed, as preset=: {', '.join(name for name in shipped() if name not in used)}", 4
-        ),
-    ]
+    others = ", ".join(name for name in shipped() if name not in used)
+    return [*lines, *_wrapped(f"  only when typed, as preset=: {others}", 4)]
 
 
 def _key_lines(

@@ -167,11 +167,12 @@ class EnvSpec:
 
     def without(self, keys: Sequence[str]) -> EnvSpec:
         """The spec without these parts of the observation, or those that begin like this. Raises UsageError."""
-        names = {leaf: ".".join(map(str, leaf.path)) for leaf in self.inputs.leaves}
-        if self.mask is not None and all(
-            leaf.path[:1] == ("obs",) for leaf in names
-        ):  # as with a mask in the info
-            names = {leaf: name.removeprefix("obs").removeprefix(".") for leaf, name in names.items()}
+        if not keys:
+            return self
+        leaves = self.inputs.leaves
+        # As `MaskFromInfo` has put the observation into a Dict
+        is_inside = self.mask is not None and all(leaf.path[:1] == ("obs",) for leaf in leaves)
+        names = {leaf: ".".join(map(str, leaf.path[is_inside:])) for leaf in leaves}
         parts = {
             key: {leaf for leaf, name in names.items() if f"{name}.".startswith(f"{key}.")} for key in keys
         }

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,12 @@ _WRITTEN = "written"
 _logger = logging.getLogger(__name__)
 
 
-Call = tuple[str, tuple[Any, ...]]
-"""Message to the process: the method of the recorder to call, and its arguments. close is the last one."""
+@dataclass(frozen=True)
+class Call:
+    """Message to the process: call this method of the recorder. close is the last one."""
+
+    method: str
+    args: tuple[Any, ...] = ()
 
 
 class RemoteRecorder(Recorder):
@@ -57,10 +62,10 @@ class RemoteRecorder(Recorder):
 
     def write(self, record: Record) -> None:
         """Pass the record on, or keep it until the process takes it."""
-        self._take(("write", (record,)))
+        self._take(Call("write", (record,)))
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:
-        self._take(("video", (path, opt_steps, env_steps)))
+        self._take(Call("video", (path, opt_steps, env_steps)))
 
     def _take(self, call: Call) -> None:
         self.dropped += 1  # until the process says that it is written
@@ -74,8 +79,8 @@ class RemoteRecorder(Recorder):
             return
         self._closing, process = True, self._process
         if isinstance(sys.exc_info()[1], Exception):  # a recorder is closed while an error ends its run
-            self._queue.append(("mark_failed", ()))
-        self._queue.append(("close", ()))
+            self._queue.append(Call("mark_failed"))
+        self._queue.append(Call("close"))
         began = time.monotonic()
         try:
             while not self._failed and not process.exited() and time.monotonic() - began < self._most_s:
@@ -121,18 +126,17 @@ class RemoteRecorder(Recorder):
 
 def _main(reporter: Reporter, maker: Callable[[], Any]) -> None:
     recorder, has_warned = maker(), False
-    while (call := reporter.pipe.recv())[0] != "close":
-        method, args = call
+    while (call := reporter.pipe.recv()).method != "close":
         try:
             # A recorder of the user may have the methods write and close alone.
-            if method == "write" or hasattr(recorder, method):
-                getattr(recorder, method)(*args)
+            if call.method == "write" or hasattr(recorder, call.method):
+                getattr(recorder, call.method)(*call.args)
         except Exception as e:  # noqa: BLE001 - anything may go wrong in another program; the record is lost
             if not has_warned:
                 what = f"{type(e).__name__}: {first_line(e)}"
                 _logger.warning("%s; records may be lost, training continues", what)
             has_warned = True
         else:
-            if args:
+            if call.args:
                 reporter.send(_WRITTEN)
     recorder.close()

@@ -277,7 +277,7 @@ def writing(path: Path, allowed: str = _ELSEWHERE) -> Iterator[None]:
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceError(
-                f"{path}: the disk is full", allowed="free some space, or another folder"
+                f"{path}: the disk is full", allowed="free some space, or use another folder"
             ) from e
         reason = e.strerror or type(e).__name__
         raise UsageError(f"{path} cannot be made or written to: {reason}", allowed=allowed) from e

@@ -121,9 +121,8 @@ class Tuner(JobQueue):
         return f"trial {len(self.trials)} of {self._n_trials}"
 
     def next(self) -> Job | None:
-        while (
-            not self._todo and len(self.trials) < self._n_trials
-        ):  # a trial whose values are not allowed has no jobs
+        # A trial whose values are not allowed has no jobs.
+        while not self._todo and len(self.trials) < self._n_trials:
             if (trial := self._draw()) is None:
                 self.study.set_user_attr(_EXHAUSTED, True)
                 self._note(f"the search space has no values left to try after {len(self.trials)} trials")

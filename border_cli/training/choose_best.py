@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from border_cli.core.metrics import t975
 from border_cli.core.types import Evaluation, ModelInfo
@@ -60,14 +61,25 @@ def with_candidate(candidates: Sequence[Candidate], new: Candidate) -> list[Cand
     return kept
 
 
-def fresh_rounds(evaluations: int) -> tuple[int, int, int]:
-    """The rounds of fresh episodes at the end of a run with this number of regular evaluations, as many episodes each:
-    for each candidate; more for each of the best two; for the winner and for the last model.
+class FreshRounds(NamedTuple):
+    """Numbers of rounds of fresh episodes. A round has as many episodes as a regular evaluation.
+
+    candidates: for each candidate · finalists: more rounds for each of the best two · scores: for the winner and for
+    the last model.
+    """
+
+    candidates: int
+    finalists: int
+    scores: int
+
+
+def fresh_rounds(evaluations: int) -> FreshRounds:
+    """The rounds at the end of a run with this number of regular evaluations.
 
     After many evaluations, there are half as many fresh episodes as regular ones, a third of them for each purpose.
     """
     third = evaluations // 6
-    return max(1, third // CANDIDATES), third // _FINALISTS, max(1, third // 2)
+    return FreshRounds(max(1, third // CANDIDATES), third // _FINALISTS, max(1, third // 2))
 
 
 def choose(

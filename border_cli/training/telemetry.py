@@ -104,7 +104,9 @@ class Telemetry:
         reproducible: policy lag is the same in every run of this seed, so it is included.
         """
         return {
-            "counts": [self.episodes, self._longest, self._interval_episodes],
+            "episodes": self.episodes,
+            "longest": self._longest,
+            "interval_episodes": self._interval_episodes,
             "means": {name: self._means[name].state() for name in (*_OF_EPISODES, *self._infos)},
             "lags": [list(lag) for lag in self._lags] if reproducible else [],
             "recent_returns": list(self._recent_returns),
@@ -114,7 +116,8 @@ class Telemetry:
     def load_state(self, state: dict[str, Any]) -> None:
         examples = {"lags": [[0, 1]], "recent_returns": [0.0], "evaluations": [[0, 0.0]]}
         check_like(State({}, state), State({}, self.state(False) | examples), "the telemetry")
-        self.episodes, self._longest, self._interval_episodes = state["counts"]
+        self.episodes, self._longest = state["episodes"], state["longest"]
+        self._interval_episodes = state["interval_episodes"]
         for name, mean in state["means"].items():
             self._means[name].load_state(mean)
         self._lags.extend((lag, env_steps) for lag, env_steps in state["lags"])

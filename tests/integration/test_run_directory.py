@@ -143,7 +143,7 @@ def test_the_last_checkpoint_has_the_model_the_counts_and_the_last_but_one_score
     path = run.path / "checkpoints" / run.checkpoints[-1]
     last, state, counts = read_checkpoint(path), read_run_state(path, False), run.summary["counters"]
     assert [state.loop["limiter"][name] for name in ("opt_steps", "env_steps")] == list(run.counts)
-    assert state.loop["telemetry"]["counts"][0] == counts["episodes"]
+    assert state.loop["telemetry"]["episodes"] == counts["episodes"]
     _, (before, last_score), (result, _) = run.series("eval/return_mean")
     assert (before, result) == (80, MAX_OPTS)
     assert Evaluation.from_json(state.evaluation.values["last"]).mean == last_score

@@ -207,7 +207,7 @@ def values(agent: Any, *observation: float, before: float | None = None) -> list
     with torch.no_grad():
         q = critics({"obs": torch.from_numpy(obs["obs"])}, torch.from_numpy(agent.sample(obs)))
         if isinstance(agent.algorithm, FlashsacAlgorithm):  # logits of normalised returns
-            q = agent.algorithm.head.values(q) * reward_scale(*critics.returns.buffers())
+            q = agent.algorithm.head.values(q) * reward_scale(*list(critics.returns.buffers())[:3])
         return [float(q.mean())]
 
 

@@ -194,9 +194,8 @@ class ReturnStatistics(nn.Module):
         )
 
 
-def reward_scale(mean: Tensor, square: Tensor, largest: Tensor, count: Tensor) -> Tensor:
+def reward_scale(mean: Tensor, square: Tensor, largest: Tensor) -> Tensor:
     """() what rewards are divided by: the standard deviation of the returns, or more where the largest would exceed 5."""
-    del count
     variance = (square - mean.square()).clamp(min=0.0)  # where rounding matters in it, the largest decides
     return torch.maximum((variance + _MIN_VARIANCE).sqrt(), largest / _MAX_RETURN)
 
@@ -326,7 +325,7 @@ class FlashsacAlgorithm(SacAlgorithm):
         bijector, alpha = constants.bijector, loss.entropy_coef(networks, constants.config)
         critics = cast(FlashsacCritics, networks.critics)
         statistics = critics.returns.updated(batch.extra[RETURN])
-        scale = reward_scale(*statistics)
+        scale = reward_scale(*statistics[:3])
         obs = {name: torch.cat([now, batch.next_obs[name]]) for name, now in batch.obs.items()}
         with torch.no_grad():
             parameters = networks.policy(batch.next_obs)

@@ -328,9 +328,8 @@ class SacAlgorithm(ActorCriticAlgorithm):
         return -float(n) if self.config.target_entropy is None else self.config.target_entropy
 
     def noise(self, rows: int) -> loss.StepNoise:
-        shape = getattr(self.config, "sequences", None)
-        length = 1 if shape is None else shape.length
-        size = length * rows, self.constants.bijector.size
+        sequences = getattr(self.config, "sequences", None)
+        size = rows * (1 if sequences is None else sequences.length), self.constants.bijector.size
         device = self.state.critics.params.device
         action, next_action = (
             to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)
