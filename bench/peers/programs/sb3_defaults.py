@@ -46,7 +46,8 @@ def evaluate(model: OffPolicyAlgorithm, env: gym.Env, episodes: int, cut: int) -
         total = 0.0
         for _ in range(cut):
             action, _ = model.predict(observation, deterministic=True)
-            observation, reward, terminated, truncated, _ = env.step(action)
+            # An action of a Discrete space is an array without dimensions; FrozenLake and Taxi need a number.
+            observation, reward, terminated, truncated, _ = env.step(action if action.ndim else action.item())
             total += float(reward)
             if terminated or truncated:
                 break
