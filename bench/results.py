@@ -42,7 +42,7 @@ _NEW = {
     "agent": {
         **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none", "privileged_obs": []},
         **{"gru": None, "sequence_length": 40, "burn_in": 20, "priority_max_share": 0.9},
-        **{"encoder": "convolutions", "spectral_norm": False},
+        **{"encoder": "convolutions", "encoder_kwargs": {}, "spectral_norm": False},
         **{"munchausen": None, "munchausen_tau": 0.03, "munchausen_clip": -1.0},
         **{"weight_decay": 0.0, "reset_interval": None, "critic_subset": None, "critic_dropout": 0.0},
     },

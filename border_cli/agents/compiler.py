@@ -38,7 +38,7 @@ from border_cli.agents.graph import (
     trace,
 )
 from border_cli.agents.params import TensorBatch
-from border_cli.config.registry import AGENTS, import_plugins
+from border_cli.config.registry import AGENTS, import_path, import_plugins
 from border_cli.core.errors import ResourceError, UsageError, first_line
 from border_cli.core.spaces import EnvSpec
 from border_cli.runtime.child import Child, ChildError, call
@@ -315,8 +315,10 @@ def remove_old_files(folder: Path) -> None:
 
 def graph_path(job: CompileJob, variant: int) -> Path:
     """Where the compiled opt step is cached. The name depends on all that the machine code depends on."""
-    code = hashlib.sha256()
-    for file in _code_files(Path(str(AGENTS[job.config.type].load().__file__)).parent):
+    code, modules = hashlib.sha256(), [AGENTS[job.config.type].load()]
+    if ":" in job.config.encoder:
+        modules.append(import_path(job.config.encoder.partition(":")[0]))
+    for file in _code_files([Path(str(module.__file__)).parent for module in modules]):
         code.update(file.read_bytes())
     facts = [
         asdict(job.config.of_opt_step()), job.spec.to_json(), str(job.batch), variant,
@@ -326,16 +328,17 @@ def graph_path(job: CompileJob, variant: int) -> Path:
     return cache_folder() / f"{job.config.type}-{key}{COMPILED_SUFFIX}"
 
 
-def _code_files(folder: Path) -> list[Path]:
-    """The files of this package, and those from which modules below the folder, that of an agent, were loaded."""
+def _code_files(folders: Sequence[Path]) -> list[Path]:
+    """The files of this package, and those from which modules below the folders, of agent and encoder, were loaded."""
     files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
     loaded = {Path(file) for file in files if file.endswith(".py")}
-    beside_agent = {
+    beside = {
         path
         for path in loaded
+        for folder in folders
         if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts
     }
-    return sorted({*Path(__file__).parent.rglob("*.py"), *beside_agent})
+    return sorted({*Path(__file__).parent.rglob("*.py"), *beside})
 
 
 def cache_folder() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from border_cli.config.schema import AgentConfig, option, override_default
 from border_cli.core.errors import UsageError
@@ -25,6 +25,8 @@ class NetworkConfig(AgentConfig):
     only_with: ClassVar[dict[str, str]] = {
         "agent.lr_schedule=linear|cosine": "lr_final lr_opt_steps",
         "agent.encoder=convolutions": "kernels strides",
+        "agent.encoder=convolutions|impala": "channels normalize_obs",
+        "agent.encoder!=convolutions|impala": "encoder_kwargs",
         "agent.encoder=impala": "spectral_norm",
     }
 
@@ -59,9 +61,12 @@ class NetworkConfig(AgentConfig):
     hidden: list[int] = option([256, 256], "units per hidden layer of each network", unit="units", ge=1)
     encoder: str = option(
         "convolutions",
-        "network for images; impala: residual blocks, pooled to 6×6 at the end",
+        "network for images; impala: residual blocks, pooled to 6×6 at the end; module:Class: a network of your own for "
+        "the whole observation",
         choices=("convolutions", "impala"),
+        path=True,
     )
+    encoder_kwargs: dict[str, Any] = option({}, "arguments of your own encoder")
     channels: list[int] = option(
         [32, 64, 64],
         "images: output channels of each convolution, or of each stage of impala; []: images are flattened",

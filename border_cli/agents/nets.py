@@ -15,7 +15,8 @@ from torch.nn.functional import conv2d, max_pool2d
 from border_cli.agents.batch_renorm import BatchRenorm
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.numpy_policy import Network, pool_windows
-from border_cli.core.errors import UsageError
+from border_cli.config.registry import import_path
+from border_cli.core.errors import UsageError, first_line
 from border_cli.core.spaces import Array, Obs, ObsLeaf, ObsSpec
 
 _MAX_SCALED_RANGE = 255
@@ -26,33 +27,41 @@ class Encoder(nn.Module):
     """Encodes an observation as one float32 vector per row.
 
     Images go through convolutions, discrete leaves are one-hot coded, and integer boxes of a small range are scaled to
-    [0, 1]. Everything else is only flattened, or normalised by running statistics.
+    [0, 1]. Everything else is only flattened, or normalised by running statistics. A network of the user's own takes the
+    place of all this.
 
     Args:
-        config: with `normalize_obs`, leaves of which `is_normalizable` is true are normalised.
+        config: with `normalize_obs`, leaves of which `is_normalizable` is true are normalised. An import path as `encoder`
+            is called with `spec` and `encoder_kwargs`. It returns a module {name: (B, *leaf.shape)} → (B, features) with
+            the attribute `features`.
 
     Attributes:
         features: length of the vector.
         normalized: names of the leaves that are normalised, by `normalizers`.
         vectors: leaves that are only one-hot coded, scaled or flattened.
+        is_deep: whether parts of it are networks, which torch computes faster than numpy.
     """
 
     def __init__(self, spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self._images = [leaf for leaf in spec.leaves if config.channels and is_image(leaf)]
-        normalized = [leaf for leaf in spec.leaves if config.normalize_obs and is_normalizable(leaf)]
-        self.vectors = [leaf for leaf in spec.leaves if leaf not in self._images + normalized]
+        self.own = _own_encoder(spec, config, generator) if ":" in config.encoder else None
+        leaves = spec.leaves if self.own is None else ()
+        self._images = [leaf for leaf in leaves if config.channels and is_image(leaf)]
+        normalized = [leaf for leaf in leaves if config.normalize_obs and is_normalizable(leaf)]
+        self.vectors = [leaf for leaf in leaves if leaf not in self._images + normalized]
         network = Impala if config.encoder == "impala" else Convolutions
         self.convolutions = nn.ModuleList(network(leaf, config, generator) for leaf in self._images)
         self.normalizers = nn.ModuleList(map(Normalizer, normalized))
         self.normalized = [leaf.name for leaf in normalized]
-        self.has_images = bool(self._images)
-        self.features = sum(leaf.features for leaf in self.vectors + normalized) + sum(
-            cast(Convolutions | Impala, part).features for part in self.convolutions
-        )
+        networks = [*self.convolutions] if self.own is None else [self.own]
+        self.is_deep = bool(networks)
+        self.features = sum(leaf.features for leaf in self.vectors + normalized)
+        self.features += sum(cast(int, part.features) for part in networks)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """{name: (B, ...)} → (B, features)."""
+        if self.own is not None:
+            return cast(Tensor, self.own(obs))
         parts = [_flatten(leaf, obs[leaf.name]) for leaf in self.vectors]
         parts += [part(obs[name]) for name, part in zip(self.normalized, self.normalizers, strict=True)]
         parts += [part(obs[leaf.name]) for leaf, part in zip(self._images, self.convolutions, strict=True)]
@@ -96,6 +105,53 @@ class Encoder(nn.Module):
         """What `statistics` is with one more batch. valid: which rows count; None: all."""
         pairs = zip(self.normalized, self.normalizers, strict=True)
         return [tensor for name, part in pairs for tensor in cast(Normalizer, part).updated(obs[name], valid)]
+
+
+def _own_encoder(spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> nn.Module:
+    """The user's encoder. What it draws from torch's global generator comes from the given one.
+
+    Raises UsageError for what cannot be trained.
+    """
+    make, shape = import_path(config.encoder, "agent.encoder"), None
+    with torch.random.fork_rng(devices=()), torch.device("cpu"):
+        torch.set_rng_state(generator.get_state())
+        try:
+            own = make(spec, **config.encoder_kwargs)
+            generator.set_state(torch.get_rng_state())
+            if isinstance(own, nn.Module) and isinstance(getattr(own, "features", None), int):
+                shape = own({leaf.name: _zeros(leaf) for leaf in spec.leaves}).shape
+        except Exception as e:
+            raise UsageError(
+                f"agent.encoder={config.encoder} raised {type(e).__name__}: {first_line(e)}",
+                allowed="debug=true for its traceback",
+            ) from e
+    if shape is None:
+        problem, allowed = (
+            "makes no torch.nn.Module with an int `features`",
+            "the number of outputs as `features`",
+        )
+    elif shape != (2, own.features):
+        problem = f"returns {tuple(shape)} for two observations"
+        allowed = f"{(2, own.features)}, by its `features`"
+    elif any(isinstance(part, _STATEFUL) for part in own.modules()):
+        problem, allowed = (
+            "has batch normalisation or dropout, for which opt steps have no state",
+            "LayerNorm",
+        )
+    elif sum(len([*part.parameters(recurse=False)]) for part in own.modules()) > len([*own.parameters()]):
+        problem, allowed = "has two layers with the same parameter", "one layer, called twice"
+    elif any(not tensor.is_floating_point() for tensor in (*own.parameters(), *own.buffers())):
+        problem, allowed = "has integers as parameters or buffers", "float32"
+    else:
+        return cast(nn.Module, own)
+    raise UsageError(f"agent.encoder={config.encoder} {problem}", allowed=allowed)
+
+
+def _zeros(leaf: ObsLeaf) -> Tensor:
+    return torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
+
+
+_STATEFUL = nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
 
 
 def is_normalizable(leaf: ObsLeaf) -> bool:
@@ -200,15 +256,22 @@ def scaled_span(leaf: ObsLeaf) -> tuple[float, float]:
     return (leaf.low, span) if 0 < span <= _MAX_SCALED_RANGE else (0.0, 1.0)
 
 
-def described(leaf: ObsLeaf, channels: Sequence[int], normalize: bool) -> str:
+def described(leaf: ObsLeaf, config: NetworkConfig) -> str:
     """What an `Encoder` makes of a leaf, in words."""
-    low, span = (0.0, 1.0) if leaf.categories else scaled_span(leaf)
-    if leaf.categories:
+    is_own = ":" in config.encoder
+    low, span = (0.0, 1.0) if leaf.categories or is_own else scaled_span(leaf)
+    if is_own:
+        how = config.encoder
+    elif leaf.categories:
         how = f"one-hot coded in {leaf.features} columns"
-    elif channels and is_image(leaf):
+    elif config.channels and is_image(leaf):
         how, low, span = "convolutions", leaf.low or 0.0, (leaf.high or 0.0) - (leaf.low or 0.0)
     else:
-        how = "normalised by running statistics" if normalize and is_normalizable(leaf) else "flattened"
+        how = (
+            "normalised by running statistics"
+            if config.normalize_obs and is_normalizable(leaf)
+            else "flattened"
+        )
     scaled = "" if (low, span) == (0.0, 1.0) else f", scaled from {low:g} … {low + span:g} to 0 … 1"
     return f"{leaf.name} {leaf.shape} {leaf.dtype}: {how}{scaled}"
 
@@ -228,7 +291,7 @@ def layer_list(
 
 def numpy_network(network: Any) -> Network | None:
     """The network as numpy computes it, with its parameters in place; None where torch is faster, or they are on a GPU."""
-    if not hasattr(network, "described") or network.encoder.has_images:
+    if not hasattr(network, "described") or network.encoder.is_deep:
         return None
     description, arrays = network.described(), arrays_of(network)
     return None if arrays is None or "levels" in description else Network(description, arrays)

@@ -47,7 +47,9 @@ class FlatParams:
         modules = self._module.named_modules()
         scales = {f"{path}.weight" for path, part in modules if isinstance(part, BatchRenorm)}
         names = {
-            name for name in self._shapes if name.rpartition(".")[2] in ("weight", "weight_x", "weight_h")
+            name
+            for name, shape in self._shapes.items()
+            if name.rpartition(".")[2] in ("weight", "weight_x", "weight_h") and len(shape) > 1
         }
         parts = zip(self._shapes, self._sizes, accumulate(self._sizes), strict=True)
         return [slice(end - size, end) for name, size, end in parts if name in names - scales]

@@ -231,6 +231,7 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
         return _convert(kind, info, value)
     except ValueError as e:
         allowed = ", ".join(info.choices) or f"{_kind_name(kind)} {describe_range(info)}".rstrip()
+        allowed += ", or an import path module:name" if info.path else ""
         allowed += ", or auto" if info.auto else ", or null" if optional else ""
         allowed += f" ({info.unit})" if info.unit else ""
         match = nearest(value, info.choices) if isinstance(value, str) else None
@@ -275,7 +276,7 @@ def _convert(hint: Any, info: OptionInfo, value: Any) -> Any:
         value = value == "true"
     if not isinstance(value, kind):
         raise ValueError(_wrong_type(value))
-    if info.choices and value not in info.choices:
+    if info.choices and value not in info.choices and not (info.path and ":" in value):
         raise ValueError(f"there is no {value!r}")
     return value
 

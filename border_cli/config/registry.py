@@ -113,8 +113,10 @@ def import_paths(data: Mapping[str, Any]) -> dict[str, str]:
     sections = {group: data.get(group) for group in IMPORTABLE}
     named = {f"{group}.type": s.get("type") for group, s in sections.items() if isinstance(s, Mapping)}
     paths = {key: path for key, path in named.items() if isinstance(path, str) and ":" in path}
-    processor = data.get("step_processor")
-    return paths if processor is None else paths | {"step_processor": str(processor)}
+    processor, agent = data.get("step_processor"), data.get("agent")
+    paths |= {} if processor is None else {"step_processor": str(processor)}
+    encoder = agent.get("encoder") if isinstance(agent, Mapping) else None
+    return paths | ({"agent.encoder": encoder} if isinstance(encoder, str) and ":" in encoder else {})
 
 
 def require_package(package: str, option: str, extra: str) -> None:

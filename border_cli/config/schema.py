@@ -23,6 +23,7 @@ class OptionInfo:
         choices: Allowed strings; empty for any.
         open_map: Whether it is a map whose keys are the user's.
         auto: Whether null leaves the value to the program, so that `auto` means null.
+        path: Whether an import path `module:name` is allowed beside the choices.
     """
 
     help: str
@@ -34,6 +35,7 @@ class OptionInfo:
     choices: Sequence[str] = ()
     open_map: bool = False
     auto: bool = False
+    path: bool = False
 
 
 def option(default: Any, help: str, **info: Any) -> Any:

@@ -148,6 +148,8 @@ def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info
         raise UsageError("format=numpy is for border-cli's own agents", allowed="format=onnx")
     own = cast(NetworkPolicy, policy)
     network: Any = own.network
+    if network.encoder.own is not None:
+        raise UsageError("format=numpy is not for an encoder of your own", allowed="format=onnx")
     description, arrays = {"network": network.described()}, arrays_of(network)
     assert arrays is not None  # exported policies are on the CPU
     if isinstance(policy, SacPolicy):

@@ -178,7 +178,7 @@ def described_inputs(config: TrainConfig, spec: EnvSpec) -> list[str]:
     agent = config.agent
     if not isinstance(agent, NetworkConfig):
         return []
-    return [f"input    {described(leaf, agent.channels, agent.normalize_obs)}" for leaf in spec.inputs.leaves]
+    return [f"input    {described(leaf, agent)}" for leaf in spec.inputs.leaves]
 
 
 def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:

@@ -306,8 +306,11 @@ def make_policy(saved: contents.SavedModel, seed: int) -> ActingPolicy:
 
 
 def import_plugins(model: contents.ModelDescription, typed: Sequence[str], trusted: bool) -> None:
-    """Import the installed and the typed plugins, and those that the model names. Raises UsageError for one not trusted."""
-    check_code({"plugins": list(model.plugins)}, {"plugins": typed}, trusted)
+    """Import the installed and the typed plugins, and those that the model names.
+
+    Raises UsageError where one of them, or the agent's encoder, is not trusted.
+    """
+    check_code({"plugins": list(model.plugins), "agent": model.agent}, {"plugins": typed}, trusted)
     registry.import_installed_plugins()
     registry.import_plugins(dict.fromkeys([*typed, *model.plugins]))
 

@@ -67,7 +67,7 @@ def preflight(
     agent_module.check_spec(config.agent, spec)
     if config.trainer.type == "device":
         _check_acts_on_tensors(config, spec)
-    _check_effects(overrides, spec)
+    _check_effects(config, overrides, spec)
     _check_device(config)
     torch.set_num_threads(resolve.threads(config))  # before the first tensor, which starts them
     sizes = factories.sizes(config, spec)
@@ -121,12 +121,16 @@ def _check_imports(config: TrainConfig) -> None:
         require_package("av", "evaluator.video_interval", "video")
 
 
-def _check_effects(overrides: Collection[str], spec: EnvSpec) -> None:
+def _check_effects(config: TrainConfig, overrides: Collection[str], spec: EnvSpec) -> None:
     """Raise UsageError for a typed key of the network that has no effect on these observations."""
     from border_cli.agents.nets import has_images, is_normalizable  # torch is imported by now
 
     for key in (f"agent.{name}" for name in ("channels", "kernels", "strides", "encoder", "spectral_norm")):
-        if key in overrides and not has_images(spec.inputs):
+        if (
+            key in overrides
+            and not has_images(spec.inputs)
+            and ":" not in getattr(config.agent, "encoder", "")
+        ):
             raise UsageError(
                 f"{key} has no effect on these observations: none of them is an image",
                 allowed=f"{key} with images, agent.hidden for layers on vectors",

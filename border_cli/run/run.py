@@ -94,7 +94,7 @@ def train(
                 if result.ended_by in ("sigint", "sigterm"):
                     following = f"border-train resume={typed(run_dir, config)}"
                 elif (run_dir / BEST).exists():
-                    following = f"border-eval {typed(run_dir, config, ('env', 'plugins'))}"
+                    following = f"border-eval {typed(run_dir, config, ('agent', 'env', 'plugins'))}"
             print_end_tables(console, loop.parts.telemetry.progress, result, following)
     if result.code:
         raise Interrupted(result.code)

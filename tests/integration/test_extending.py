@@ -19,6 +19,7 @@ from hydra.core.config_store import ConfigStore
 import border_cli
 from border_cli.agents.dqn.loss import NO_STEP_NOISE
 from border_cli.agents.params import TensorBatch
+from border_cli.cli.eval import export
 from border_cli.cli.eval import main as evaluate
 from border_cli.cli.train import main
 from border_cli.config import registry
@@ -65,7 +66,7 @@ def test_the_pages_have_a_command_for_each_module_but_the_script() -> None:
 
 
 @pytest.mark.parametrize("args", COMMANDS, ids=module_of)
-def test_its_command_trains(modules: Path, args: list[str]) -> None:
+def test_its_command_trains(modules: Path, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     short = ["trainer.max_opts=40", "trainer.eval_interval=20", "hydra.run.dir=run"]
     kept = [word for word in args if not word.startswith("trainer.")]
     run, name = Run(modules / "run"), module_of(args)
@@ -89,6 +90,23 @@ def test_its_command_trains(modules: Path, args: list[str]) -> None:
         assert border_cli.load("run", trust=True).sample([0.0]) in (0, 1)
         forget_modules()
         assert main(["resume=run", "trust=true", "trainer.max_opts=50"]) == 0
+    if name == "my_features":
+        forget_modules()
+        for refused in (["run", "episodes=2"], ["run", "episodes=2", "checkpoint=last"]):
+            assert evaluate(refused) == 2
+            assert "agent.encoder my_features:FourierFeatures" in capsys.readouterr().err
+        with pytest.raises(UsageError, match="my_features:FourierFeatures"):
+            border_cli.load("run")
+        assert main(["resume=run", "trainer.max_opts=50"]) == 2
+        assert "agent.encoder my_features:FourierFeatures" in capsys.readouterr().err
+        assert "my_features" not in sys.modules
+        assert evaluate(["run", "episodes=2", "trust=true"]) == 0
+        forget_modules()
+        assert border_cli.load("run", trust=True).sample([0.0] * 4) in (0, 1)
+        forget_modules()
+        assert main(["resume=run", "trust=true", "trainer.max_opts=50"]) == 0
+        assert export(["run", "format=numpy", "trust=true"]) == 2
+        assert "format=numpy is not for an encoder of your own" in capsys.readouterr().err
     if name == "my_advantage":
         assert run.config.agent.alpha == 0.5  # type: ignore[attr-defined]
 

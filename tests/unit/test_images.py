@@ -66,7 +66,7 @@ def test_the_order_of_channels_is_detected(image: ObsLeaf, expected: tuple[int, 
 def test_everything_else_is_flattened(image: ObsLeaf, channels: list[int]) -> None:
     assert is_image(image) == (not channels)
     encoder = Encoder(ObsSpec((image,)), NetworkConfig(channels=channels), generator())
-    assert not encoder.has_images
+    assert not encoder.is_deep
     assert encoder.features == np.prod(image.shape)
 
 
@@ -84,7 +84,7 @@ def test_everything_else_is_flattened(image: ObsLeaf, channels: list[int]) -> No
     ],
 )
 def test_what_becomes_of_a_part_is_said_in_words(image: ObsLeaf, normalize: bool, expected: str) -> None:
-    assert described(image, [8], normalize) == expected
+    assert described(image, NetworkConfig(channels=[8], normalize_obs=normalize)) == expected
 
 
 def test_channels_are_not_mixed() -> None:
@@ -160,7 +160,7 @@ def test_impala_equals_its_layers_by_torch_and_by_numpy(height: int, width: int,
     with torch.no_grad():
         encoded = encoder({"obs": pixels}).numpy()
         expected = plain_impala(encoder.convolutions[0], pixels, normalized).numpy()  # type: ignore[arg-type]
-    assert encoder.has_images and encoded.shape == (5, encoder.features)
+    assert encoder.is_deep and encoded.shape == (5, encoder.features)
     np.testing.assert_allclose(encoded, expected, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(
         encoded_by_numpy(encoder, {"obs": pixels.numpy()}), encoded, rtol=1e-3, atol=1e-5
@@ -206,7 +206,7 @@ GRID = ObsLeaf("obs", (), "box", (3, 1, 3), "uint8", 0.0, 255.0, categories=(3, 
 def test_categories_are_one_hot_coded_per_channel_and_unknown_ones_are_zeros(stack: int) -> None:
     image = replace(GRID, shape=(stack, 3, 1, 3), stack=stack) if stack > 1 else GRID
     encoder = Encoder(ObsSpec((image,)), NetworkConfig(channels=[8]), generator())
-    assert not encoder.has_images
+    assert not encoder.is_deep
     assert encoder.features == image.features == stack * 18
     pixels = np.array([[2, 0, 1], [0, 0, 0], [3, 1, 255]], np.uint8)
     values = np.stack([pixels] * stack).reshape(1, *image.shape)

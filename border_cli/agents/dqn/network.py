@@ -56,7 +56,7 @@ class QNetwork(nn.Module):
         self._dueling = config.dueling
         sizes = [self.encoder.features, *config.hidden]
         # All hidden layers but the last are the trunk, and at least one unless there are convolutions.
-        depth = max(len(config.hidden) - 1, min(len(config.hidden), 0 if self.encoder.has_images else 1))
+        depth = max(len(config.hidden) - 1, min(len(config.hidden), 0 if self.encoder.is_deep else 1))
         top, k = sizes[depth:], self.n_actions * self._outputs
         if config.gru is not None:
             top = [config.gru, *top[1:]]
