@@ -51,7 +51,7 @@ def table() -> str:
         for (env, other), status in known.items():
             if other == agent:
                 envs[status if status in HERE else ""].append(env)
-        actions = "Box" if agent in BOXED else "Discrete"
+        actions = "Box" if agent in BOXED else "Discrete" if agent == "r2d2" else "Discrete, MultiDiscrete"
         page = f"[`{agent}`](docs/agents/{agent}.md)"
         rows.append([page, actions, *(_environments(agent, names) for names in envs.values())])
     return markdown(["`agent=`", "actions", *HERE, "preset, not run in full here"], rows)

@@ -52,7 +52,7 @@ AGENTS = {
     "btr on frames": f"agent=btr {CATCH} {NO_EVAL} agent.channels=[4,8,8]",
     "sac": f"agent=sac {PENDULUM} {NO_EVAL}",
     "td3": f"agent=td3 {PENDULUM} {NO_EVAL}",
-    "dsac": f"agent=dsac {CARTPOLE} {NO_EVAL}",
+    "dsac": f"agent=dsac env=cartpole {VALUES} {NO_EVAL} agent.random_env_steps=200 trainer.warmup_period=200",
     "r2d2": f"agent=r2d2 {CARTPOLE} {NO_EVAL} agent.sequence_length=8 agent.burn_in=4",
     "rsac": f"agent=rsac {PENDULUM} {NO_EVAL} agent.sequence_length=8 agent.burn_in=4",
     "flashsac": f"agent=flashsac {PENDULUM} {NO_EVAL}",

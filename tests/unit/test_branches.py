@@ -12,14 +12,16 @@ import torch
 from gymnasium import spaces
 
 from border_cli.agents import numpy_policy
-from border_cli.agents.dqn.agent import DqnPolicy, make_agent
+from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import C51Config, DqnConfig, IqnConfig, QrDqnConfig, RainbowConfig
+from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import decode_actions
 from border_cli.core.types import Batch
 from border_cli.envs.gym_spaces import env_spec
 from border_cli.export.write import ExportedPolicy, write_policy
+from tests.kinds import AGENTS
 from tests.learners import OneBatchBuffer
 
 SPEC = env_spec(spaces.Box(-1, 1, (1,), np.float32), spaces.MultiDiscrete([2, 3], start=[5, -1]))
@@ -82,10 +84,11 @@ def test_targets_and_errors_by_hand() -> None:
     assert sums[0] == pytest.approx((3.5**2 + 0.5**2 + 3 * (1.0 + 0.25)) / 4)
 
 
-@pytest.mark.parametrize("config", [DqnConfig(dueling=True), C51Config(), QrDqnConfig(quantiles=4)])
-def test_exported_policies_act_as_ours(tmp_path: Path, config: DqnConfig) -> None:
-    policy = make_agent(config, SPEC, 3).policy
-    assert isinstance(policy, DqnPolicy)
+@pytest.mark.parametrize(
+    "config", [DqnConfig(dueling=True), C51Config(), QrDqnConfig(quantiles=4), DsacConfig()]
+)
+def test_exported_policies_act_as_ours(tmp_path: Path, config: DqnConfig | DsacConfig) -> None:
+    policy: Any = AGENTS[config.type].load().make_agent(config, SPEC, 3).policy
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         policy.params.copy_(0.3 * torch.randn(policy.params.shape, generator=generator))

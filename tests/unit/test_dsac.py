@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from border_cli.agents.dsac.agent import make_agent, masked
+from border_cli.agents.dsac.agent import log_probabilities, make_agent
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.loss import SCALARS
@@ -107,13 +107,63 @@ def test_actions_are_drawn_by_their_probabilities_after_uniform_ones() -> None:
 
 
 def test_a_forbidden_action_has_no_probability_and_no_part_in_the_entropy() -> None:
-    log_p = masked(T([[0.0, 0.0, 9.0]]), {"mask": T([[1, 1, 0]])}, "mask").log_softmax(1)
+    mask = ObsLeaf("mask", ("action_mask",), "multi_binary", (3,), "int8")
+    spec = EnvSpec(ObsSpec((OBS, mask)), ActionSpec("discrete", n=3))
+    log_p = log_probabilities(T([[0.0, 0.0, 9.0]]), {"mask": T([[1, 1, 0]])}, spec)
     p = log_p.exp()
     assert p.tolist() == [[0.5, 0.5, 0.0]]
     assert -(p * log_p).sum().item() == pytest.approx(math.log(2.0))
 
 
+def test_two_actions_at_once_by_hand() -> None:
+    """Of two and three values; the ninth and the like stand where the first action has none."""
+    spec = EnvSpec(
+        ObsSpec((OBS,)), ActionSpec("multi_discrete", 3, shape=(2,), low=(0.0, 0.0), high=(1.0, 2.0))
+    )
+    learner: Any = make_agent(DsacConfig(hidden=[], batch_size=1, critics=1, entropy_coef=0.2), spec, 0)
+    tensors: dict[str, Tensor] = learner.algorithm.tensors()
+    for name, values in (
+        ("policy.params.out", T([*LOGITS, 9.0, 0.0, 0.0, 0.0])),
+        ("critics.params.layers.0", T([[[1.0, 0.5, 9.0, 3.0, 6.0, 9.0]]])),
+        ("critics_target.layers.0", T([[[4.0, 2.0, 9.0, 1.0, 2.0, 3.0]]])),
+    ):
+        tensors[f"{name}.weight"].zero_()
+        tensors[f"{name}.bias"].copy_(values)
+    batch = TensorBatch(ROW, T([[1, 0]]), T([1.0]), T([0.9]), T([False]), ROW, weight=T([1.0]))
+    # soft values of the next state: 1/4·4 + 3/4·2 = 2.5 and 2, plus 0.2 times the entropies; their mean bootstraps
+    entropies = ENTROPY, math.log(3.0)
+    target = 1.0 + 0.9 * (2.5 + 0.2 * entropies[0] + 2.0 + 0.2 * entropies[1]) / 2
+    of_policy = -(0.25 * 1.0 + 0.75 * 0.5) - 6.0 - 0.2 * sum(entropies)
+    errors = learner.algorithm.opt_step(batch, 1)
+    scalars = dict(zip(SCALARS, learner.algorithm.stats.sums.tolist(), strict=True))
+    expected = {
+        "critic_loss": ((0.5 - target) ** 2 + (3.0 - target) ** 2) / 4,
+        "policy_loss": of_policy / 2,
+        "target_mean": target,
+        "entropy": sum(entropies) / 2,
+    }
+    assert {name: scalars[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert errors.tolist() == pytest.approx([(target - 0.5 + abs(target - 3.0)) / 2])
+    learner.eval()
+    assert learner.sample({"obs": np.zeros((2, 1), np.float32)})[:, 0].tolist() == [1, 1]
+
+
+def test_the_target_entropy_of_several_actions_is_the_mean_of_theirs() -> None:
+    """A policy of uniform actions has the largest entropy: no coefficient has to rise for the whole of it."""
+    spec = EnvSpec(
+        ObsSpec((OBS,)), ActionSpec("multi_discrete", 3, shape=(2,), low=(0.0, 0.0), high=(1.0, 2.0))
+    )
+    for share, falls in ((0.99, True), (1.0, False)):
+        learner: Any = make_agent(DsacConfig(hidden=[], batch_size=1, target_entropy=share), spec, 0)
+        tensors: dict[str, Tensor] = learner.algorithm.tensors()
+        for part in ("weight", "bias"):
+            tensors[f"policy.params.out.{part}"].zero_()
+        batch = TensorBatch(ROW, T([[1, 0]]), T([1.0]), T([0.9]), T([False]), ROW)
+        learner.algorithm.opt_step(batch, 1)
+        assert (tensors["alpha.params.log"].item() < -1e-6) is falls
+
+
 def test_a_box_of_actions_is_refused() -> None:
     box = EnvSpec(SPEC.obs, ActionSpec("box", low=(-1.0,), high=(1.0,), shape=(1,)))
-    with pytest.raises(UsageError, match="chooses one discrete action"):
+    with pytest.raises(UsageError, match="chooses among discrete actions"):
         make_agent(DsacConfig(), box, 0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.branches import ArrayMask, mask_actions
 from border_cli.agents.dqn import loss
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
@@ -129,10 +130,8 @@ class DqnPolicy(NetworkPolicy):
         self._head = loss.make_head(self._config)
         self._epsilon = epsilon_schedule(self._config, actor, n_actors)
         self._noise_size = cast(QNetwork, self._network).noise_size
-        sizes = spec.action.branches
-        self._shape, self._n = spec.action.shape if spec.action.kind == "multi_discrete" else (), max(sizes)
-        self._is_action = np.arange(self._n) < np.array(sizes)[:, None]  # (D, n)
-        self._is_masked = self._mask is not None or not self._is_action.all()
+        self._masked = ArrayMask(spec.action, self._mask)
+        self._shape, self._n, self._d = self._masked.shape, spec.action.n, len(spec.action.branches)
 
     def action_values(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n) expected returns, -inf for forbidden actions, or (B, D, n) of D actions at once.
@@ -145,12 +144,8 @@ class DqnPolicy(NetworkPolicy):
         else:
             with torch.inference_mode():
                 values = self._head.values(torch.from_numpy(outputs)).numpy()
-        if self._mask is not None:
-            values = np.where(obs[self._mask] == 0, np.float32(-np.inf), values)
-        elif self._is_masked:
-            allowed = np.tile(self._is_action, (len(values) // len(self._is_action), 1))
-            values = np.where(allowed, values, np.float32(-np.inf))
-        return values.reshape(-1, len(self._is_action), self._n) if self._shape else values
+        values = self._masked(values, obs)
+        return values.reshape(-1, self._d, self._n) if self._shape else values
 
     def _outputs(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n, k) outputs of the network; see `action_values`."""
@@ -178,7 +173,7 @@ class DqnPolicy(NetworkPolicy):
         """(B,) int64, the best allowed action, (B, *shape) for several at once; without noise in the network."""
         network = cast(QNetwork, self._network)
         outputs, after = (network(obs), None) if state is None else network.remember(obs, state)
-        values = loss.mask_actions(self._head.values(outputs), obs, self._mask, network.branches)
+        values = mask_actions(self._head.values(outputs), obs, self._mask, network.branches)
         return values.argmax(1).reshape(-1, *self._shape), after
 
     @property
@@ -200,7 +195,7 @@ class DqnPolicy(NetworkPolicy):
         if not isinstance(self._head, loss.QuantileHead):
             raise ValueError("the network of this agent has no quantiles\nallowed: agent=qrdqn or iqn")
         outputs = self._outputs(obs, env_ix=env_ix)
-        shape = (len(self._is_action), self._n, outputs.shape[2])
+        shape = (self._d, self._n, outputs.shape[2])
         return outputs.reshape(-1, *shape) if self._shape else outputs
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
@@ -218,7 +213,7 @@ class DqnPolicy(NetworkPolicy):
             noise = Noise(normal=_normal(self._rng, self._noise_size, device))
         network = cast(QNetwork, self._network)
         values = self._head.values(network(obs, noise))
-        values = loss.mask_actions(values, obs, self._mask, network.branches)
+        values = mask_actions(values, obs, self._mask, network.branches)
         best, epsilon = values.argmax(1), self._epsilon(env_steps)
         if epsilon == 0.0:
             return best.reshape(-1, *self._shape)
@@ -239,9 +234,9 @@ class DqnPolicy(NetworkPolicy):
     def _chosen(self, values: Array, epsilon: float, rng: np.random.Generator) -> Array:
         """(B, *shape) actions by their values; each of several at once explores for itself."""
         if not self._shape:
-            return epsilon_greedy(values, epsilon, rng, self._is_masked)
+            return epsilon_greedy(values, epsilon, rng, self._masked.is_needed)
         flat = values.reshape(-1, self._n)
-        return epsilon_greedy(flat, epsilon, rng, self._is_masked).reshape(-1, *self._shape)
+        return epsilon_greedy(flat, epsilon, rng, self._masked.is_needed).reshape(-1, *self._shape)
 
 
 make_policy = policy_maker(DqnPolicy, QNetwork)

@@ -7,14 +7,15 @@ Bellemare et al., 2017) or quantiles of the return (QR-DQN and IQN, Dabney et al
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 
+from border_cli.agents.branches import by_branch, mask_actions, mean_of_branches
 from border_cli.agents.dqn.config import DqnConfig, atoms_of
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.memory import at_next, mean_of_rows, sequence_errors
@@ -242,7 +243,7 @@ def opt_step(
         (B,) absolute errors, of rows or of sequences, if the batch has weights, else None.
     """
     d = len(cast(QNetwork, nets.online).branches)
-    batch = _by_branch(batch, d)
+    batch = by_branch(batch, d)
     if config.gru is None:
         with torch.no_grad():
             given = (nets, batch, noise)
@@ -267,20 +268,6 @@ def opt_step(
         return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
 
 
-def _by_branch(batch: TensorBatch, d: int) -> TensorBatch:
-    """Rows of D actions at once as D rows each, of one action. Their observations are not repeated."""
-    if d == 1:
-        return batch
-    reward, discount, terminated = (
-        part.repeat_interleave(d) for part in (batch.reward, batch.discount, batch.terminated)
-    )
-    weight = None if batch.weight is None else batch.weight.repeat_interleave(d)
-    action = batch.action.flatten()
-    return replace(
-        batch, action=action, reward=reward, discount=discount, terminated=terminated, weight=weight
-    )
-
-
 def td_target(
     head: Head, outputs: Tensor, q_select: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor
 ) -> Tensor:
@@ -298,22 +285,6 @@ def gather_action(outputs: Tensor, action: Tensor) -> Tensor:
     """(B, n, k) outputs → (B, k), those of the actions (B,)."""
     ix = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
     return outputs.gather(1, ix).squeeze(1)
-
-
-def mask_actions(
-    values: Tensor, obs: dict[str, Tensor], mask: str | None, branches: Sequence[int] = ()
-) -> Tensor:
-    """(B, n) values, -inf where the observation's mask forbids the action.
-
-    branches: how many of n actions each of D actions has that are chosen at once; values are (B·D, n) then.
-    """
-    if mask is not None:
-        return values.masked_fill(obs[mask] == 0, -torch.inf)
-    if len(set(branches)) < 2:
-        return values
-    ix = torch.arange(values.shape[1], device=values.device)
-    is_none = torch.stack([ix >= n for n in branches]).repeat(len(values) // len(branches), 1)
-    return values.masked_fill(is_none, -torch.inf)
 
 
 def _next_outputs(
@@ -347,8 +318,8 @@ def td_targets(
         best, bonus = _munchausen(nets, head, config, batch, noise, mask)
         reward = reward + config.munchausen * bonus
     d = len(cast(QNetwork, nets.target).branches)
-    if d > 1 and not isinstance(head, CategoricalHead):
-        best = best.view(-1, d, best.shape[1]).mean(1).repeat_interleave(d, 0)
+    if not isinstance(head, CategoricalHead):
+        best = mean_of_branches(best, d)
     return head.target(best, reward, batch.discount, batch.terminated)
 
 
@@ -396,7 +367,7 @@ def mean_share_clipped(
     nets: DqnNetworks, head: CategoricalHead, config: DqnConfig, batch: TensorBatch, mask: str | None = None
 ) -> float:
     """Mean probability of the targets of a batch of rows beyond the atoms; computed without noise."""
-    batch = _by_branch(batch, len(cast(QNetwork, nets.target).branches))
+    batch = by_branch(batch, len(cast(QNetwork, nets.target).branches))
     outputs, q_select = _next_outputs(nets, head, config, batch, NO_STEP_NOISE, mask)
     selected = gather_action(outputs, q_select.argmax(1))
     return head.share_clipped(selected, batch.reward, batch.discount, batch.terminated).mean().item()

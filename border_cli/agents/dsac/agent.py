@@ -1,7 +1,8 @@
 """SAC for discrete actions (Christodoulou, 2019): network, acting, losses and the opt step.
 
 The policy gives a probability to each action, and the critics give a value to each, so that the expectations over actions
-in targets and losses are sums: nothing is sampled in an opt step.
+in targets and losses are sums: nothing is sampled in an opt step. Several actions at once are chosen independently, each
+with values of its own; their targets bootstrap from the mean of their soft values (`border_cli.agents.branches`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.agent import NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list, to_tensors
 from border_cli.agents.params import TensorBatch, flat_gradient
@@ -33,29 +35,30 @@ _FORBIDDEN = -1e9
 
 def check_spec(config: DsacConfig, spec: EnvSpec) -> None:
     """Raise UsageError unless the actions are discrete."""
-    if spec.action.kind != "discrete":
+    if spec.action.kind == "box":
         raise UsageError(
-            f"agent={config.type} chooses one discrete action, and this environment takes several, or numbers",
-            nearest="agent=dqn" if spec.action.kind == "multi_discrete" else "agent=sac",
+            f"agent={config.type} chooses among discrete actions, and this environment takes numbers",
+            nearest="agent=sac",
             allowed="agent=sac, td3, tqc or crossq, or an environment with a Discrete action space",
         )
 
 
 class DsacNetwork(nn.Module):
-    """The policy: a ReLU network, observation → logits of the actions."""
+    """The policy: a ReLU network, observation → logits of the actions; n_actions: their number."""
 
     def __init__(self, spec: EnvSpec, config: DsacConfig, generator: torch.Generator) -> None:
         super().__init__()
         seen = spec.without(config.privileged_obs).inputs
         self.encoder = Encoder(seen, config, generator)
-        self.n_actions = spec.action.n
+        self._n = spec.action.n
+        self.n_actions = len(spec.action.branches) * spec.action.n
         sizes = [self.encoder.features, *config.hidden]
         self.layers = nn.ModuleList(Linear(n_in, n_out, generator) for n_in, n_out in pairwise(sizes))
-        self.out = Linear(sizes[-1], spec.action.n, generator)
+        self.out = Linear(sizes[-1], self.n_actions, generator)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """{name: (B, ...)} → (B, n)."""
-        return in_float32(self.out, hidden_layers(self.encoder(obs), self.layers))
+        """{name: (B, ...)} → (B, n), of D actions at once (B·D, n)."""
+        return in_float32(self.out, hidden_layers(self.encoder(obs), self.layers)).view(-1, self._n)
 
     def described(self) -> dict[str, Any]:
         """See `numpy_policy.Network`."""
@@ -69,21 +72,23 @@ class DsacCritics(nn.Module):
     def __init__(self, spec: EnvSpec, config: DsacConfig, generator: torch.Generator) -> None:
         super().__init__()
         self.encoder = Encoder(spec.inputs, config, generator)
-        self._n = config.critics
-        sizes = [self.encoder.features, *(config.critic_hidden or config.hidden), spec.action.n]
+        self._critics, self._n = config.critics, spec.action.n
+        outputs = len(spec.action.branches) * spec.action.n
+        sizes = [self.encoder.features, *(config.critic_hidden or config.hidden), outputs]
         self.layers = nn.ModuleList(
             StackedLinear(config.critics, n_in, n_out, generator) for n_in, n_out in pairwise(sizes)
         )
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """{name: (B, ...)} → (critics, B, n), the value of each action."""
+        """{name: (B, ...)} → (critics, B, n), the value of each action; of D actions at once (critics, B·D, n)."""
         *hidden, last = self.layers
-        return in_float32(last, hidden_layers(self.encoder(obs).expand(self._n, -1, -1), hidden))
+        out = in_float32(last, hidden_layers(self.encoder(obs).expand(self._critics, -1, -1), hidden))
+        return out.view(self._critics, -1, self._n)
 
 
-def masked(logits: Tensor, obs: dict[str, Tensor], mask: str | None) -> Tensor:
-    """(B, n) logits, those of forbidden actions tiny. mask: the leaf that marks the allowed actions."""
-    return logits if mask is None else logits.masked_fill(obs[mask] == 0, _FORBIDDEN)
+def log_probabilities(logits: Tensor, obs: dict[str, Tensor], spec: EnvSpec) -> Tensor:
+    """(B·D, n) logits → logarithms of the probabilities; those of forbidden actions are finite."""
+    return mask_actions(logits, obs, spec.mask, spec.action.branches).clamp(min=_FORBIDDEN).log_softmax(1)
 
 
 # -- acting ---------------------------------------------------------------------
@@ -92,19 +97,24 @@ def masked(logits: Tensor, obs: dict[str, Tensor], mask: str | None) -> Tensor:
 class DsacPolicy(NetworkPolicy):
     """Draws actions by their probabilities in train mode, after uniform ones at first; the most probable in eval mode."""
 
+    def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
+        self._branches, self._n = spec.action.branches, spec.action.n
+        self._masked = ArrayMask(spec.action, self._mask)
+
     def logits(self, obs: Obs) -> Array:
-        """(B, n), -inf for forbidden actions."""
+        """(B·D, n), -inf for forbidden actions."""
         if self._arrays is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                logits = self._arrays(obs)[0]
+                logits = self._arrays(obs)[0].reshape(-1, self._n)
         else:
             with torch.inference_mode():
                 logits = self._network(to_tensors(obs, self.params.device)).cpu().numpy()
-        return logits if self._mask is None else np.where(obs[self._mask] == 0, -np.inf, logits)
+        return self._masked(logits, obs)
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, None]:
-        """(B,) int64, the most probable allowed action."""
-        return masked(self._network(obs), obs, self._mask).argmax(1), None
+        """(B,) int64, the most probable allowed action, (B, *shape) for several at once."""
+        logits = mask_actions(self._network(obs), obs, self._mask, self._branches)
+        return logits.argmax(1).reshape(-1, *self._masked.shape), None
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         logits = self.logits(obs)
@@ -112,11 +122,11 @@ class DsacPolicy(NetworkPolicy):
             logits = np.where(logits == -np.inf, logits, np.float32(0.0))
         # The largest of logits plus Gumbel noise is a draw by the probabilities (Gumbel, 1954).
         drawn: Array = (logits + self._rng.gumbel(size=logits.shape)).argmax(1)
-        return drawn
+        return drawn.reshape(-1, *self._masked.shape)
 
     def _exploit(self, obs: Obs) -> Array:
         best: Array = self.logits(obs).argmax(1)
-        return best
+        return best.reshape(-1, *self._masked.shape)
 
 
 # -- learning -------------------------------------------------------------------
@@ -137,9 +147,14 @@ class DsacAlgorithm(ActorCriticAlgorithm):
         variant: int,
     ) -> Tensor | None:
         del noise
-        config, mask, alpha = self.config, self.spec.mask, loss.entropy_coef(networks, self.config)
+        config, branches, alpha = (
+            self.config,
+            self.spec.action.branches,
+            loss.entropy_coef(networks, self.config),
+        )
+        d, batch = len(branches), by_branch(batch, len(branches))
         target = self._target(networks, batch, alpha)
-        all_values = networks.critics(batch.obs)  # (critics, B, n)
+        all_values = networks.critics(batch.obs)  # (critics, B·D, n)
         taken = batch.action.view(1, -1, 1).expand(len(all_values), -1, 1)
         values = all_values.gather(2, taken).squeeze(2)
         losses = 0.5 * (values - target).square().sum(0)
@@ -147,26 +162,31 @@ class DsacAlgorithm(ActorCriticAlgorithm):
         gradients = {"critics": flat_gradient(critic_loss, tuple(networks.critics.parameters()))}
         policy_loss = entropy = torch.zeros_like(critic_loss)
         if variant == 1:
-            log_p = masked(networks.policy(batch.obs), batch.obs, mask).log_softmax(1)
+            log_p = log_probabilities(networks.policy(batch.obs), batch.obs, self.spec)
             p = log_p.exp()
             entropies = -(p * log_p).sum(1)
             policy_loss = -(p * all_values.detach().min(0).values).sum(1).mean() - (alpha * entropies).mean()
             entropy = entropies.detach().mean()
             gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
             if networks.alpha is not None:
-                target_entropy = config.target_entropy * math.log(self.spec.action.n)
+                target_entropy = config.target_entropy * sum(map(math.log, branches)) / d
                 gradients["alpha"] = loss.entropy_coef_gradient(networks, entropy, target_entropy)
         with torch.no_grad():
             scalars = (critic_loss, policy_loss, values.mean(), target.mean(), alpha.mean(), entropy)
             loss.change(state, config, gradients, scalars, lr_scale)
-            return None if batch.weight is None else (values - target).abs().mean(0)
+            return None if batch.weight is None else (values - target).abs().mean(0).view(-1, d).mean(1)
 
     @torch.no_grad()
     def _target(self, networks: loss.SacNetworks, batch: TensorBatch, alpha: Tensor) -> Tensor:
-        """(B,) targets y = R + γ^m·Σ_a π(a|s')·(min_k Q_k(s', a) - α·log π(a|s')), and R alone where terminated."""
-        log_p = masked(networks.policy(batch.next_obs), batch.next_obs, self.spec.mask).log_softmax(1)
+        """(B·D,) targets y = R + γ^m·V(s'), and R alone where terminated.
+
+        V(s') = Σ_a π(a|s')·(min_k Q_k(s', a) - α·log π(a|s')), the mean of this for D actions at once.
+        """
+        log_p = log_probabilities(networks.policy(batch.next_obs), batch.next_obs, self.spec)
         values = cast(nn.Module, networks.critics_target)(batch.next_obs).min(0).values
-        value = (log_p.exp() * (values - alpha * log_p)).sum(1)
+        value = mean_of_branches(
+            (log_p.exp() * (values - alpha * log_p)).sum(1), len(self.spec.action.branches)
+        )
         return batch.reward + batch.discount * torch.where(batch.terminated, 0.0, value)
 
 
