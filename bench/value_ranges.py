@@ -3,7 +3,9 @@
     python -m bench.value_ranges [--only TEXT] [--list] [--page-only]
 
 Each agent, with its defaults and no preset, learns Acrobot, MountainCar, and CartPole whose rewards are ten times as large
-from env step 10,000 on; five seeds each, about an hour. A stored run is not repeated.
+from env step 10,000 on; five seeds each. Two controls show what is not the range's fault: the same CartPole with a typed
+range that fits the large returns, and CartPole with the same rewards all the time. All take some hours. A stored run is
+not repeated.
 
 The level of a run is the mean return of three evaluations in a row, the best so far. A later evaluation is a share of the
 way from the return of random actions, 0, to the level, 1. The worst share of a run tells how far it fell.
@@ -31,7 +33,7 @@ from border_cli.report.runs import read_run
 KEPT = Path(__file__).parent / "results" / "value_ranges"
 RUNS = Path("runs/value_ranges")
 PAGE = Path("docs/agents/c51.md")
-GROWS_AT, FACTOR = 10_000, 10.0
+GROWS_AT = 10_000
 AGENTS, SEEDS = ("c51", "rainbow"), (1, 2, 3, 4, 5)
 
 
@@ -40,22 +42,26 @@ class Task:
     """random: return of random actions · learned: level from which on falls count · begins_at: falls before do not."""
 
     name: str
+    file: str
     args: tuple[str, ...]
     random: float
     learned: float
     begins_at: int = 0
 
 
+_CARTPOLE = ("env=gym", "env.entry_point=bench.value_ranges:growing", "trainer.max_env_steps=40000")
+_OF_CARTPOLE = (22.0, 150.0, GROWS_AT)
 TASKS = (
-    Task("Acrobot", ("env=acrobot", "trainer.max_env_steps=50000"), -500.0, -120.0),
-    Task("MountainCar", ("env=mountaincar", "trainer.max_env_steps=120000"), -200.0, -150.0),
+    Task("Acrobot", "acrobot", ("env=acrobot", "trainer.max_env_steps=50000"), -500.0, -120.0),
+    Task("MountainCar", "mountaincar", ("env=mountaincar", "trainer.max_env_steps=120000"), -200.0, -150.0),
+    Task("CartPole, growing rewards", "cartpole", _CARTPOLE, *_OF_CARTPOLE),
     Task(
-        "CartPole, growing rewards",
-        ("env=gym", "env.entry_point=bench.value_ranges:growing", "trainer.max_env_steps=40000"),
-        22.0,
-        150.0,
-        GROWS_AT,
+        "the same with `agent.v_min=0 agent.v_max=1000`",
+        "cartpole-typed",
+        (*_CARTPOLE, "agent.v_min=0", "agent.v_max=1000"),
+        *_OF_CARTPOLE,
     ),
+    Task("CartPole, the same rewards", "cartpole-same", (*_CARTPOLE, "env.kwargs={factor:1}"), *_OF_CARTPOLE),
 )
 
 
@@ -65,16 +71,20 @@ class Growing(gymnasium.Wrapper[Any, Any, Any, Any]):
     steps = 0
     grows = multiprocessing.current_process().name.startswith("actor")
 
+    def __init__(self, env: gymnasium.Env[Any, Any], factor: float) -> None:
+        super().__init__(env)
+        self.factor = factor
+
     def step(self, action: Any) -> Any:
         """Step, and scale the reward."""
         self.steps += 1
         obs, reward, *rest = self.env.step(action)
-        return obs, reward * (FACTOR if self.grows and self.steps > GROWS_AT else 1.0), *rest
+        return obs, reward * (self.factor if self.grows and self.steps > GROWS_AT else 1.0), *rest
 
 
-def growing(render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+def growing(factor: float = 10.0, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """CartPole whose rewards grow in the middle of the training."""
-    return Growing(gymnasium.make("CartPole-v1", render_mode=render_mode))
+    return Growing(gymnasium.make("CartPole-v1", render_mode=render_mode), factor)
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,7 @@ class Run:
     @property
     def path(self) -> Path:
         """Where its result is stored."""
-        word = self.task.name.partition(",")[0].lower()
-        return KEPT / f"{self.agent}_{word}_seed{self.seed}.json"
+        return KEPT / f"{self.agent}_{self.task.file}_seed{self.seed}.json"
 
     @property
     def args(self) -> list[str]:
