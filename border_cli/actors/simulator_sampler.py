@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from border_cli.core.state import State, check_like
-from border_cli.core.types import Items, empty_items, item_columns, stored_step
+from border_cli.core.types import Column, Items, empty_items, item_columns, stored_step
 
 _logger = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ class SimulatorSampler:
     Args:
         simulator: a `border_cli.envs.simulator.Simulator`.
         policy: that of the agent; it has the method `act`.
+        extra: columns of the agent, which the policy adds to each row (`ActingPolicy.extras`).
         seed_of: incarnation → seed of the reset.
         on_device: whether the replay takes tensors; otherwise they become arrays here.
 
@@ -34,13 +35,21 @@ class SimulatorSampler:
 
     next_env = dropped = 0
 
-    def __init__(self, simulator: Any, policy: Any, seed_of: Callable[[int], int], on_device: bool) -> None:
+    def __init__(
+        self,
+        simulator: Any,
+        policy: Any,
+        seed_of: Callable[[int], int],
+        on_device: bool,
+        extra: tuple[Column, ...] = (),
+    ) -> None:
         self.processor = self
         self.incarnation, self.exact = 0, True
         self.least_credit = int(simulator.n_envs)
         self._simulator, self._policy, self._seed_of, self._on_device = simulator, policy, seed_of, on_device
         tensors = {"action", *(leaf.name for leaf in simulator.spec.obs.leaves)}
-        self._columns = tuple(c for c in item_columns(simulator.spec) if c.name not in tensors)
+        self._columns = tuple(c for c in item_columns(simulator.spec, extra) if c.name not in tensors)
+        self._extra = [column.name for column in extra]
         self._rows: Items = {}
 
     def begin(self, first_episode: int = 0) -> None:
@@ -74,6 +83,9 @@ class SimulatorSampler:
         rows = self._rows = empty_items(self._columns, n + len(ended))
         rows["env"][:n], rows["env"][n:] = env_ix, ended
         rows["step"][:n] = stored_step(self._length)
+        extras = self._policy.extras(step) if self._extra else {}
+        for name in self._extra:
+            rows[name][:n] = extras[name]
         self._length += 1
         self._return += step.reward
         rows["reward"][:n], rows["terminated"][:n] = step.reward, step.terminated

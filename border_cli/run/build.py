@@ -176,7 +176,8 @@ def _make_source(setup: RunSetup, agent: Agent) -> ExperienceSource:
         simulator, learner, on_device = factories.simulator(c), cast(Any, agent), c.buffer.device == "cuda"
         setup.closing.append(simulator.close)  # not with the actors: the last evaluation may need it
         seed_of = partial(seeding.episode_seed, c.seed, 0, 0, 0)
-        acting = SimulatorSampler(simulator, learner.policy, seed_of, on_device)
+        extra = factories.extra_columns(c, setup.spec)
+        acting = SimulatorSampler(simulator, learner.policy, seed_of, on_device, extra)
         return InThreadSource(acting, actors.n_envs, lambda: None)
     if c.trainer.type == "sync":
         actor_id = actors.actor_id(0, 0, 1)

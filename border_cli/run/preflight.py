@@ -196,10 +196,10 @@ def _check_acts_on_tensors(config: TrainConfig, spec: EnvSpec) -> None:
     from border_cli.agents.agent import NetworkPolicy
 
     act = getattr(type(factories.evaluation_policy(spec, config)), "act", NetworkPolicy.act)
-    if act is NetworkPolicy.act or factories.extra_columns(config, spec):
+    if act is NetworkPolicy.act or getattr(config.agent, "gru", None) is not None:
         raise UsageError(
             f"agent={config.agent.type} cannot choose actions by tensors, as trainer=device needs",
-            allowed="an agent of the families of dqn and sac, without a memory",
+            allowed="border-cli's own agents without a memory",
         )
 
 

@@ -85,6 +85,11 @@ def test_a_continuous_task_with_groups_of_observations(folder: Path) -> None:
         folder / "point", *SIMULATOR, "agent=td3", "env.entry_point=tests.simulators:Point", *words
     )
     assert point.counts[1] == 400
+    flashsac = ("agent=flashsac", "agent.hidden=[8]", "agent.critic_hidden=[8]")
+    run = run_whole(
+        folder / "flashsac", *SIMULATOR, *flashsac, "env.entry_point=tests.simulators:Point", *words
+    )
+    assert run.counts[1] == 400
     groups = ("env.entry_point=tests.simulators:TwoGroups", "env.obs_keys=[policy]")
     run = run_whole(folder / "groups", *SIMULATOR, "agent=dqn", *groups, *words)
     assert run.counts[1] == 400
@@ -113,7 +118,10 @@ def test_an_exception_of_the_simulator_ends_the_run(folder: Path, capsys: pytest
         (("evaluator=process",), "evaluator=process: a simulator is in the learner's process"),
         (("evaluator=shared", "evaluator.episodes=9"), "each of the 9 episodes"),
         (("evaluator.n_envs=2",), "evaluator.n_envs has no effect with env=simulator"),
-        (("agent=dsac",), "agent=dsac cannot choose actions by tensors"),
+        (
+            ("agent=r2d2", "agent.sequence_length=1", "agent.burn_in=0"),
+            "agent=r2d2 cannot choose actions by tensors",
+        ),
         (("agent=sac",), "agent=sac needs a continuous action space"),
         (("plan=true",), "only a run shows how fast a simulator is"),
         (("env.entry_point=tests.simulators:always_three",), r"obs has shape (3, 4), its space says (8, 4)"),

@@ -14,10 +14,11 @@ from torch import Tensor
 from border_cli.actors.sampler import InThreadSource
 from border_cli.actors.simulator_sampler import SimulatorSampler
 from border_cli.agents.agent import NetworkPolicy
+from border_cli.agents.flashsac.config import FlashsacConfig
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, UsageError
-from border_cli.core.types import Chunk, ModelInfo
+from border_cli.core.types import Chunk, Column, ModelInfo
 from border_cli.envs.simulator import Simulator, SimulatorEpisodes
 from border_cli.replay.buffer import Returns, RowReplayBuffer
 from border_cli.replay.device import DeviceRows
@@ -50,11 +51,13 @@ class Marked:
         self.begun.append(env_ix)
 
 
-def make_source(simulator: Simulator, on_device: bool, policy: Any = None) -> InThreadSource:
+def make_source(
+    simulator: Simulator, on_device: bool, policy: Any = None, extra: tuple[Column, ...] = ()
+) -> InThreadSource:
     def seed_of(incarnation: int) -> int:
         return 70 + incarnation
 
-    sampler = SimulatorSampler(simulator, policy or Marked(), seed_of, on_device)
+    sampler = SimulatorSampler(simulator, policy or Marked(), seed_of, on_device, extra)
     source = InThreadSource(sampler, simulator.n_envs, lambda: None)
     source.start(ModelInfo(0, {}))
     return source
@@ -93,6 +96,37 @@ def test_the_rows_of_each_env_step_are_exact(on_device: bool) -> None:
     assert policy.begun == [0, 1, 0, 1]
     (stat,) = source.stats()
     assert (stat.env_steps, stat.episodes, stat.exact) == (4, 2, True)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_rows_have_the_columns_of_the_agent(on_device: bool) -> None:
+    """FlashSAC's discounted returns, G ← 0.5·G + r: rewards are 100·env + step, and episodes end by turns in both ways."""
+    simulator, module = make("Counter"), OUR_AGENTS["flashsac"].load()
+    config = FlashsacConfig(hidden=[4, 4], critic_hidden=[4, 4], gamma=0.5)
+    agent = module.make_agent(config, simulator.spec, 0)
+    source = make_source(simulator, on_device, agent.policy, module.extra_columns(config, simulator.spec))
+    rows = partial(DeviceRows, device=CPU) if on_device else PackedRows
+    buffer = RowReplayBuffer(
+        40,
+        simulator.spec,
+        UniformSampler(np.random.default_rng(0)),
+        1,
+        module.extra_columns(config, simulator.spec),
+        Returns(0.5),
+        2,
+        rows,
+    )
+    returns = []
+    for n in range(6):
+        items = collect(source, 2 * n, 40).items
+        buffer.push(items)
+        of_env = (items["env"] == 1) & ~items["final"]
+        returns += items["discounted_return"][of_env].tolist()
+        assert not items["discounted_return"][items["final"]].any()
+    # of environment 1: a terminated episode of 2 env steps, a truncated one of 3, which the next one continues
+    assert returns == [100, 151, 100, 151, 177.5, 188.75]
+    sampled = np.concatenate([np.asarray(buffer.batch(8).extra["discounted_return"]) for _ in range(20)])
+    assert {*sampled.tolist()} >= {100, 151, 177.5}
 
 
 @pytest.mark.parametrize("final_obs", [True, False])
@@ -274,11 +308,7 @@ def test_close_is_called_once() -> None:
     assert inner.is_closed and not simulator.is_open
 
 
-ACTING = [
-    agent
-    for agent in OUR_AGENTS
-    if agent not in ("dsac", "r2d2", "rsac", "flashsac")  # preflight refuses these
-]
+ACTING = [agent for agent in OUR_AGENTS if agent not in ("r2d2", "rsac")]  # preflight refuses a memory
 
 
 @pytest.mark.parametrize("env_steps", [0, 10**9])

@@ -28,6 +28,7 @@ from border_cli.agents.sac.agent import ActorCriticAlgorithm, Parts
 from border_cli.agents.sac.network import StackedLinear, hidden_layers
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.runtime.tensors import to_device
 
 _FORBIDDEN = -1e9
 """Logit of a forbidden action: its probability is 0, and p·log p stays finite, also where all actions are forbidden."""
@@ -115,6 +116,15 @@ class DsacPolicy(NetworkPolicy):
         """(B,) int64, the most probable allowed action, (B, *shape) for several at once."""
         logits = mask_actions(self._network(obs), obs, self._mask, self._branches)
         return logits.argmax(1).reshape(-1, *self._masked.shape), None
+
+    @torch.no_grad()
+    def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
+        """(B,) int64, or (B, *shape) for several actions at once."""
+        logits = mask_actions(self._network(obs), obs, self._mask, self._branches)
+        if env_steps < self._config.random_env_steps:
+            logits = torch.where(logits == -torch.inf, logits, 0.0)
+        noise = to_device(self._rng.gumbel(size=tuple(logits.shape)), logits.device)
+        return (logits + noise).argmax(1).reshape(-1, *self._masked.shape)
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         logits = self.logits(obs)

@@ -26,7 +26,7 @@ from border_cli.agents.sac import loss
 from border_cli.agents.sac.agent import Parts, SacAlgorithm, SacPolicy, check_spec
 from border_cli.agents.sac.network import ActionParameters, TanhBijector
 from border_cli.core.metrics import declare
-from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import State, check_like
 from border_cli.core.types import Column, Step
 
@@ -283,15 +283,12 @@ class FlashsacPolicy(SacPolicy):
     def _make_noise(self, network: FlashsacNetwork) -> Memory:
         return Memory(self._size, cast(Any, self._config).noise_repeat)
 
-    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
-        if env_steps < self._config.random_env_steps:
-            return super()._explore(obs, env_steps, env_ix)
-        mean, std, _ = self._action_parameters(obs)
-        noise = cast(Memory, self._noise).sample(env_ix or range(len(mean)), self._rng)
-        return self._squashed(mean + std * noise)
+    def _normal(self, env_ix: Sequence[int]) -> Array:
+        noise: Array = self._noise.sample(env_ix, self._rng)
+        return noise
 
     def extras(self, step: Step) -> dict[str, Array]:
-        return {RETURN: cast(Memory, self._noise).add(step, self._config.gamma, self._config.reward_clip)}
+        return {RETURN: self._noise.add(step, self._config.gamma, self._config.reward_clip)}
 
 
 # -- learning -------------------------------------------------------------------

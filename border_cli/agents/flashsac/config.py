@@ -19,6 +19,7 @@ class FlashsacConfig(ActorCriticConfig):
         "agent.entropy_coef=null": "entropy_coef_start target_std",
     }
     # Options of SAC that its shared parts read, and that have one value here.
+    policy: ClassVar[str] = "gaussian"
     critic_subset: ClassVar[int | None] = None
     critic_dropout: ClassVar[float] = 0.0
 

@@ -134,7 +134,7 @@ class SacPolicy(NetworkPolicy):
         self._shape, self._bijector, self._size = spec.action.shape, bijector, bijector.size
         self._middle, self._half_range = bijector.arrays
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
-        self._noise: StateDependentNoise | None = self._make_noise(cast(PolicyNetwork, self._network))
+        self._noise: Any = self._make_noise(cast(PolicyNetwork, self._network))
 
     def _make_noise(self, network: Any) -> Any:
         """What is kept of the exploration noise of each environment; None if each env step has noise of its own."""
@@ -167,15 +167,19 @@ class SacPolicy(NetworkPolicy):
         if is_random:
             share = self._rng.random((rows, self._size), np.float32)
             return self._inside(self._low * (1 - share) + self._high * share)
-        if self._noise is not None:
+        if isinstance(self._noise, StateDependentNoise):
             matrices = self._noise.sample(env_ix or range(rows), self._rng)
             weights = matrices * cast(PolicyNetwork, self._network).weight_std().detach().cpu().numpy()
             return self._squashed(mean + np.einsum("bf,bfd->bd", features, weights))
-        normal = self._rng.standard_normal((rows, self._size), np.float32)
+        normal = self._normal(env_ix or range(rows))
         if self._config.policy == "gaussian":
             return self._squashed(mean + std * normal)
         # a deterministic policy: the noise is added to the action, in half ranges
         return self._scaled(np.clip(np.tanh(mean) + self._config.noise_std * normal, -1.0, 1.0))
+
+    def _normal(self, env_ix: Sequence[int]) -> Array:
+        """(k, d) float32 standard normal numbers: the exploration noise of these environments."""
+        return self._rng.standard_normal((len(env_ix), self._size), np.float32)
 
     @torch.no_grad()
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
@@ -184,12 +188,12 @@ class SacPolicy(NetworkPolicy):
         network = cast(PolicyNetwork, self._network)
         if env_steps < self._config.random_env_steps:
             x = 2.0 * to_device(self._rng.random(size, np.float32), device) - 1.0
-        elif self._noise is not None:
+        elif isinstance(self._noise, StateDependentNoise):
             of_action = network(obs)
             weights = to_device(self._noise.sample(range(size[0]), self._rng), device) * network.weight_std()
             x = torch.tanh(of_action.mean + torch.einsum("bf,bfd->bd", of_action.features, weights))
         else:
-            of_action, normal = network(obs), to_device(self._rng.standard_normal(size, np.float32), device)
+            of_action, normal = network(obs), to_device(self._normal(range(size[0])), device)
             if self._config.policy == "gaussian":
                 x = torch.tanh(of_action.mean + of_action.std * normal)
             else:
