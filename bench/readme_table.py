@@ -80,7 +80,9 @@ def keys_of_class(cls: type) -> str:
     """Return the table of a section's keys."""
     rows = []
     for key, info in _keys(cls).items():
-        allowed = " or ".join(info.choices) or describe_range(info)
+        allowed = " or ".join([*info.choices, *(["module:Class"] if info.path else [])]) or describe_range(
+            info
+        )
         unit = f"{info.unit}, {allowed}".strip(", ")
         rows.append([f"`{key}`", f"`{_default(cls, key)}`", unit, _plain(info.help)])
     return markdown(["key", "default", "unit and values", "meaning"], rows)

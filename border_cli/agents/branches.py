@@ -47,9 +47,10 @@ def mask_actions(
         return values.masked_fill(obs[mask] == 0, -torch.inf)
     if len(set(branches)) < 2:
         return values
-    ix = torch.arange(values.shape[1], device=values.device)
-    is_none = torch.stack([ix >= n for n in branches]).repeat(len(values) // len(branches), 1)
-    return values.masked_fill(is_none, -torch.inf)
+    size = values.shape[1]
+    ix = torch.arange(size, device=values.device)
+    is_none = torch.stack([ix >= n for n in branches])
+    return values.reshape(-1, len(branches), size).masked_fill(is_none, -torch.inf).reshape(-1, size)
 
 
 class ArrayMask:

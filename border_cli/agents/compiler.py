@@ -70,6 +70,11 @@ class CompileJob:
         """A batch of random numbers with this layout."""
         generator = torch.Generator().manual_seed(0)
         batch: TensorBatch = map_leaves(partial(TensorLayout.example, generator=generator), self.batch)
+        for leaf in self.spec.obs.leaves:  # an embedding has no other pixels
+            most = min(leaf.categories) - 1 if leaf.categories else leaf.high
+            if leaf.dtype == "uint8" and most is not None:
+                for obs in filter(None, (batch.obs, batch.next_obs)):
+                    obs[leaf.name].remainder_(int(most) + 1)
         if self.spec.action.kind != "box":
             batch.action.random_(min(self.spec.action.branches), generator=generator)
         return batch
@@ -317,8 +322,11 @@ def graph_path(job: CompileJob, variant: int) -> Path:
     """Where the compiled opt step is cached. The name depends on all that the machine code depends on."""
     code, modules = hashlib.sha256(), [AGENTS[job.config.type].load()]
     if ":" in job.config.encoder:
-        modules.append(import_path(job.config.encoder.partition(":")[0]))
-    for file in _code_files([Path(str(module.__file__)).parent for module in modules]):
+        own = import_path(job.config.encoder)
+        names = job.config.encoder.partition(":")[0], getattr(own, "__module__", "")
+        modules += [sys.modules[name] for name in names if name in sys.modules]
+    files = (getattr(module, "__file__", None) for module in modules)  # a notebook has none
+    for file in _code_files([Path(file).parent for file in files if file]):
         code.update(file.read_bytes())
     facts = [
         asdict(job.config.of_opt_step()), job.spec.to_json(), str(job.batch), variant,

@@ -116,6 +116,8 @@ class NetworkConfig(AgentConfig):
             )
 
     def resolve(self, opt_steps: int | None, may_switch: bool) -> NetworkConfig:
+        if ":" in self.encoder and self.normalize_obs:  # of a preset
+            return replace(self, normalize_obs=False).resolve(opt_steps, may_switch)
         if self.compile == "auto" and not may_switch:
             return replace(self, compile="false").resolve(opt_steps, may_switch)
         if self.lr_schedule == "constant" or self.lr_opt_steps is not None:

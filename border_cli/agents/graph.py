@@ -197,9 +197,9 @@ def example(algorithm: Algorithm, batch: TensorBatch, noise: Any) -> list[Tensor
 
 
 def is_traceable(graph: torch.fx.GraphModule) -> bool:
-    """Whether `save_traced` can write a graph: torch.jit has no gradients of convolutions and of layer normalisation."""
-    aten = torch.ops.aten
-    unknown = aten.convolution_backward.default, aten.native_layer_norm_backward.default
+    """Whether `save_traced` can write a graph: torch.jit has no gradients of convolutions and of normalisations."""
+    names = "convolution_backward", "native_layer_norm_backward", "native_group_norm_backward"
+    unknown = [getattr(torch.ops.aten, name).default for name in names]
     return all(node.target not in unknown for node in graph.graph.nodes)
 
 

@@ -15,8 +15,8 @@ from torch.nn.functional import conv2d, max_pool2d
 from border_cli.agents.batch_renorm import BatchRenorm
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.numpy_policy import Network, pool_windows
-from border_cli.config.registry import import_path
-from border_cli.core.errors import UsageError, first_line
+from border_cli.agents.own_encoder import OwnEncoder
+from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, Obs, ObsLeaf, ObsSpec
 
 _MAX_SCALED_RANGE = 255
@@ -31,9 +31,7 @@ class Encoder(nn.Module):
     place of all this.
 
     Args:
-        config: with `normalize_obs`, leaves of which `is_normalizable` is true are normalised. An import path as `encoder`
-            is called with `spec` and `encoder_kwargs`. It returns a module {name: (B, *leaf.shape)} → (B, features) with
-            the attribute `features`.
+        config: with `normalize_obs`, leaves of which `is_normalizable` is true are normalised.
 
     Attributes:
         features: length of the vector.
@@ -44,7 +42,7 @@ class Encoder(nn.Module):
 
     def __init__(self, spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.own = _own_encoder(spec, config, generator) if ":" in config.encoder else None
+        self.own = OwnEncoder(spec, config, generator) if ":" in config.encoder else None
         leaves = spec.leaves if self.own is None else ()
         self._images = [leaf for leaf in leaves if config.channels and is_image(leaf)]
         normalized = [leaf for leaf in leaves if config.normalize_obs and is_normalizable(leaf)]
@@ -105,53 +103,6 @@ class Encoder(nn.Module):
         """What `statistics` is with one more batch. valid: which rows count; None: all."""
         pairs = zip(self.normalized, self.normalizers, strict=True)
         return [tensor for name, part in pairs for tensor in cast(Normalizer, part).updated(obs[name], valid)]
-
-
-def _own_encoder(spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> nn.Module:
-    """The user's encoder. What it draws from torch's global generator comes from the given one.
-
-    Raises UsageError for what cannot be trained.
-    """
-    make, shape = import_path(config.encoder, "agent.encoder"), None
-    with torch.random.fork_rng(devices=()), torch.device("cpu"):
-        torch.set_rng_state(generator.get_state())
-        try:
-            own = make(spec, **config.encoder_kwargs)
-            generator.set_state(torch.get_rng_state())
-            if isinstance(own, nn.Module) and isinstance(getattr(own, "features", None), int):
-                shape = own({leaf.name: _zeros(leaf) for leaf in spec.leaves}).shape
-        except Exception as e:
-            raise UsageError(
-                f"agent.encoder={config.encoder} raised {type(e).__name__}: {first_line(e)}",
-                allowed="debug=true for its traceback",
-            ) from e
-    if shape is None:
-        problem, allowed = (
-            "makes no torch.nn.Module with an int `features`",
-            "the number of outputs as `features`",
-        )
-    elif shape != (2, own.features):
-        problem = f"returns {tuple(shape)} for two observations"
-        allowed = f"{(2, own.features)}, by its `features`"
-    elif any(isinstance(part, _STATEFUL) for part in own.modules()):
-        problem, allowed = (
-            "has batch normalisation or dropout, for which opt steps have no state",
-            "LayerNorm",
-        )
-    elif sum(len([*part.parameters(recurse=False)]) for part in own.modules()) > len([*own.parameters()]):
-        problem, allowed = "has two layers with the same parameter", "one layer, called twice"
-    elif any(not tensor.is_floating_point() for tensor in (*own.parameters(), *own.buffers())):
-        problem, allowed = "has integers as parameters or buffers", "float32"
-    else:
-        return cast(nn.Module, own)
-    raise UsageError(f"agent.encoder={config.encoder} {problem}", allowed=allowed)
-
-
-def _zeros(leaf: ObsLeaf) -> Tensor:
-    return torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
-
-
-_STATEFUL = nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
 
 
 def is_normalizable(leaf: ObsLeaf) -> bool:

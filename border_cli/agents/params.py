@@ -49,7 +49,8 @@ class FlatParams:
         names = {
             name
             for name, shape in self._shapes.items()
-            if name.rpartition(".")[2] in ("weight", "weight_x", "weight_h") and len(shape) > 1
+            if (name.rpartition(".")[2] in ("weight", "weight_x", "weight_h") or ".own." in name)
+            and len(shape) > 1
         }
         parts = zip(self._shapes, self._sizes, accumulate(self._sizes), strict=True)
         return [slice(end - size, end) for name, size, end in parts if name in names - scales]

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from border_cli.config.registry import IMPORTABLE, TABLES, find
+from border_cli.config.registry import IMPORTABLE, TABLES, find, nearest_path
 from border_cli.config.schema import OptionInfo, TrainConfig, WrapperConfig
 from border_cli.core.errors import UsageError, first_line
 
@@ -235,6 +235,8 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
         allowed += ", or auto" if info.auto else ", or null" if optional else ""
         allowed += f" ({info.unit})" if info.unit else ""
         match = nearest(value, info.choices) if isinstance(value, str) else None
+        if info.path and match is None:
+            match = nearest_path(str(value))  # module:name for module.name
         if isinstance(value, list) and typing.get_origin(kind) is None:
             match = f"-m {key}={','.join(map(as_typed, value))}, a run for each value"
         about = "" if info.choices else f"; {info.help}"  # a list of names says enough

@@ -44,7 +44,7 @@ def check_effect(config: TrainConfig, overrides: Collection[str]) -> None:
     if resolve.may_evaluate_beside(config):  # its process has these limits of actors
         typed -= {"actor_manager.heartbeat_timeout_s", "actor_manager.restarts"}
     for key, reason, allowed in (*unused(config), *_unused_typed(config, typed)):
-        if key in typed:
+        if key in typed or any(word.startswith(f"{key}.") for word in typed):
             raise UsageError(f"{key} has no effect {reason}", allowed=f"{key} {allowed}")
 
 

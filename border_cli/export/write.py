@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import warnings
@@ -22,7 +23,7 @@ from border_cli.agents.nets import arrays_of
 from border_cli.agents.sac.agent import SacPolicy
 from border_cli.agents.sac.network import MEAN_RANGE, TanhBijector
 from border_cli.config.registry import require_package
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, first_line
 from border_cli.core.protocols import ActingPolicy
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf
 
@@ -103,12 +104,15 @@ def write_policy(
     """
     spec = getattr(policy, "seen", spec)
     module = ExportedPolicy(policy, spec).eval().requires_grad_(False)
-    folder.mkdir(parents=True, exist_ok=True)
     names = {"onnx": ["policy.onnx"], "numpy": ["policy.py", "policy.json", "policy.npz"]}
     if format == "onnx":
         with torch.no_grad():
-            _write_onnx(module, spec, folder / "policy.onnx")
+            content = _onnx(module, spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "policy.onnx").write_bytes(content)
     else:
+        _check_numpy(policy)
+        folder.mkdir(parents=True, exist_ok=True)
         _write_numpy(policy, spec, folder, mask_in_info)
     epsilon = policy.eval_epsilon if isinstance(policy, DqnPolicy) else 0.0
     page = _readme(spec, format, title, epsilon, mask_in_info, module.units)
@@ -116,7 +120,8 @@ def write_policy(
     return [folder / name for name in (*names[format], "README.md")]
 
 
-def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
+def _onnx(module: ExportedPolicy, spec: EnvSpec) -> bytes:
+    """The policy as the content of an ONNX file."""
     require_package("onnx", "format=onnx", "export")
     names, example = [leaf.name for leaf in spec.obs.leaves], list[Tensor]()  # a batch of two observations
     for leaf in spec.obs.leaves:
@@ -126,30 +131,40 @@ def _write_onnx(module: ExportedPolicy, spec: EnvSpec, path: Path) -> None:
     if module.units is not None:
         names, outputs = [*names, STATE], [*outputs, f"{STATE}_next"]
         example.append(torch.zeros(2, module.units))
+    content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the other exporter needs a package more, and writes two files
-        torch.onnx.export(
-            module,
-            tuple(example),
-            str(path),
-            input_names=names,
-            output_names=outputs,
-            dynamic_axes={name: {0: "batch"} for name in (*names, *outputs)},
-            opset_version=OPSET,
-            dynamo=False,
-        )
+        try:
+            torch.onnx.export(
+                module,
+                tuple(example),
+                content,
+                input_names=names,
+                output_names=outputs,
+                dynamic_axes={name: {0: "batch"} for name in (*names, *outputs)},
+                opset_version=OPSET,
+                dynamo=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as e:
+            reason = f"torch cannot write this network as ONNX: {first_line(e)}"
+            raise UsageError(reason, allowed="an encoder of layers that its exporter knows") from e
+    return content.getvalue()
 
 
 # -- numpy -------------------------------------------------------------------
 
 
-def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info: bool) -> None:
+def _check_numpy(policy: ActingPolicy) -> None:
+    """Raise UsageError for a network that is not border-cli's own."""
     if type(policy) not in (DqnPolicy, DsacPolicy, SacPolicy, FlashsacPolicy):
         raise UsageError("format=numpy is for border-cli's own agents", allowed="format=onnx")
+    if cast(Any, policy).network.encoder.own is not None:
+        raise UsageError("format=numpy is not for an encoder of your own", allowed="format=onnx")
+
+
+def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info: bool) -> None:
     own = cast(NetworkPolicy, policy)
     network: Any = own.network
-    if network.encoder.own is not None:
-        raise UsageError("format=numpy is not for an encoder of your own", allowed="format=onnx")
     description, arrays = {"network": network.described()}, arrays_of(network)
     assert arrays is not None  # exported policies are on the CPU
     if isinstance(policy, SacPolicy):

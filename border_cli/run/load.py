@@ -204,7 +204,7 @@ def load(
         path: of one of these; None for the latest run in ./runs.
         checkpoint: "best", "last" or an opt step of a run; by default the best, or the last where there is no best yet.
         plugins: modules to import first, for an agent that is not one of border-cli's own.
-        trust: import the plugins that the run names, too.
+        trust: import the plugins and the encoder that the run names, too.
         seed: of the random numbers that the agent draws while it acts.
 
     Raises:
@@ -267,7 +267,7 @@ def load_agent(
         path: the directory, a run or a checkpoint; of a run the last checkpoint, because best/ has only a model.
         device: where the agent computes, such as "cpu" or "cuda".
         plugins: modules to import first, for an agent that is not one of border-cli's own.
-        trust: import the plugins that the run names, too.
+        trust: import the plugins and the encoder that the run names, too.
         seed: of the random numbers that the agent draws.
 
     Raises:

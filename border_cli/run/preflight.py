@@ -129,7 +129,7 @@ def _check_effects(config: TrainConfig, overrides: Collection[str], spec: EnvSpe
         if (
             key in overrides
             and not has_images(spec.inputs)
-            and ":" not in getattr(config.agent, "encoder", "")
+            and ":" not in str(getattr(config.agent, "encoder", ""))
         ):
             raise UsageError(
                 f"{key} has no effect on these observations: none of them is an image",
@@ -195,8 +195,9 @@ def _check_acts_on_tensors(config: TrainConfig, spec: EnvSpec) -> None:
     """Raise UsageError for an agent that cannot act in a simulator."""
     from border_cli.agents.agent import NetworkPolicy
 
-    act = getattr(type(factories.evaluation_policy(spec, config)), "act", NetworkPolicy.act)
-    if act is NetworkPolicy.act or getattr(config.agent, "gru", None) is not None:
+    policy = factories.evaluation_policy(spec, config)
+    acts = getattr(type(policy), "act", NetworkPolicy.act) is not NetworkPolicy.act
+    if not acts or getattr(policy, "memory_units", None) is not None:
         raise UsageError(
             f"agent={config.agent.type} cannot choose actions by tensors, as trainer=device needs",
             allowed="border-cli's own agents without a memory",

@@ -72,6 +72,8 @@ COMPOSITION = [
         "env=catch agent.encoder=impala agent.channels=[]",
         "agent.encoder=impala has no stage|agent.channels=",
     ),
+    Row("agent.encoder=nets.Mine", "there is no 'nets.Mine'|nearest: nets:Mine|an import path module:name"),
+    Row("agent.encoder_kwargs.width=8", "agent.encoder_kwargs has no effect with agent.encoder=convolutions"),
     Row("agent=flashsac env=pendulum agent.weight_decay=0.1", "agent.weight_decay has no effect on FlashSAC"),
     Row("trainer.stop_return=9 evaluator.episodes=1", "needs an interval|evaluator.episodes of at least 2"),
 ]

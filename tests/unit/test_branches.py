@@ -84,6 +84,7 @@ def test_targets_and_errors_by_hand() -> None:
     assert sums[0] == pytest.approx((3.5**2 + 0.5**2 + 3 * (1.0 + 0.25)) / 4)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(
     "config", [DqnConfig(dueling=True), C51Config(), QrDqnConfig(quantiles=4), DsacConfig()]
 )
@@ -101,7 +102,10 @@ def test_exported_policies_act_as_ours(tmp_path: Path, config: DqnConfig | DsacC
     np.testing.assert_array_equal(exported(shown), expected)
     assert exported(shown[3]).tolist() == expected[3].tolist()
     with torch.no_grad():
-        np.testing.assert_array_equal(ExportedPolicy(policy, SPEC)(torch.from_numpy(shown)), expected)
+        module = ExportedPolicy(policy, SPEC)
+        np.testing.assert_array_equal(module(torch.from_numpy(shown)), expected)
+        traced = torch.jit.trace(module, torch.from_numpy(shown[:2]), check_trace=False)  # as for ONNX
+        np.testing.assert_array_equal(traced(torch.from_numpy(shown)), expected)
 
 
 @pytest.mark.parametrize(

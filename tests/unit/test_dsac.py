@@ -116,7 +116,7 @@ def test_a_forbidden_action_has_no_probability_and_no_part_in_the_entropy() -> N
 
 
 def test_two_actions_at_once_by_hand() -> None:
-    """Of two and three values; the ninth and the like stand where the first action has none."""
+    """The first has two values, the second three. The outputs 9.0 of the first would be its third value."""
     spec = EnvSpec(
         ObsSpec((OBS,)), ActionSpec("multi_discrete", 3, shape=(2,), low=(0.0, 0.0), high=(1.0, 2.0))
     )

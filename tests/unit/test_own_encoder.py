@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.compiler import graph_path
+from border_cli.agents.dqn.network import QNetwork
 from border_cli.agents.nets import Encoder
+from border_cli.agents.params import FlatParams
 from border_cli.core.errors import UsageError
-from border_cli.core.spaces import ObsSpec
+from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.state import State
 from tests.kinds import AGENTS
 from tests.learners import (
@@ -51,32 +54,48 @@ class Attention(nn.Module):
 
 
 class Sum(nn.Module):
-    """The sum of all parts as the environment gives them, as one number."""
+    """The sum of all parts as the environment gives them, as one number; or one with a problem."""
 
     features = 1
 
     def __init__(self, spec: ObsSpec, problem: str = "") -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        if problem == "norm":
-            self.layer: nn.Module = nn.BatchNorm1d(1)
-        if problem == "dropout":
-            self.layer = nn.Dropout()
-        if problem == "shared":
-            self.layer = nn.Linear(1, 1)
-            self.layer.bias = self.weight
+        self.layer: nn.Module = LAYERS.get(problem, nn.Identity)()
+        self.names: list[str] = []
+        if problem == "twice":
+            self.other = self.weight
+        if problem == "list":
+            self.parts = [self.weight]
+        if problem == "frozen":
+            self.weight.requires_grad_(False)
         if problem == "integers":
             self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+        if problem == "float64":
+            self.double()
         if problem == "shape":
             self.features = 2
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        return (
-            self.weight
-            * torch.stack([rows.reshape(len(rows), -1).float().sum(1) for rows in obs.values()]).sum(0)[
-                :, None
-            ]
-        )
+        self.names = list(obs)
+        weight = self.other if hasattr(self, "other") else getattr(self, "parts", [self.weight])[0]
+        total = torch.stack([rows.reshape(rows.shape[0], -1).float().sum(1) for rows in obs.values()]).sum(0)
+        out: Tensor = self.layer((weight * total[:, None]).to(weight.dtype))
+        return out
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "norm": lambda: nn.BatchNorm1d(1),
+    "batch": lambda: nn.BatchNorm1d(1, track_running_stats=False),
+    "dropout": nn.Dropout,
+    "spectral": lambda: nn.Sequential(
+        nn.Linear(1, 4), nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 1)
+    ),
+}
+
+
+def no_module(spec: ObsSpec) -> list[ObsSpec]:
+    return [spec]
 
 
 ATTENTION = {"encoder": "tests.unit.test_own_encoder:Attention", "encoder_kwargs": {"width": 4}}
@@ -99,7 +118,7 @@ def test_every_agent_learns_resumes_and_acts_with_it(agent: str) -> None:
     before = {name: array.copy() for name, array in learner.model_info().arrays.items()}
     learn(agent, learner, range(3))
     after = learner.model_info().arrays
-    (name,) = (name for name in after if name.endswith("own.number.weight"))
+    (name,) = (name for name in after if name.endswith("own.network.number.weight"))
     assert after[name].shape == (4, 3)
     assert (after[name] != before[name]).any()
     state = learner.state()
@@ -140,7 +159,7 @@ def test_the_seed_decides_its_first_weights_and_torchs_generator_does_not() -> N
     def first(seed: int) -> np.ndarray:
         torch.rand(seed)  # moves torch's generator
         arrays = make_learner("dqn", seed, **ATTENTION).model_info().arrays
-        return arrays["encoder.own.number.weight"]
+        return arrays["encoder.own.network.number.weight"]
 
     before = torch.get_rng_state()
     same = first(3), first(3)
@@ -154,14 +173,23 @@ def test_the_seed_decides_its_first_weights_and_torchs_generator_does_not() -> N
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        ("norm", "batch normalisation or dropout"),
-        ("dropout", "batch normalisation or dropout"),
-        ("shared", "two layers with the same parameter"),
-        ("integers", "has integers as parameters or buffers"),
-        ("shape", r"returns \(2, 1\) for two observations"),
+        ("norm", r"layer\.num_batches_tracked, which is not float32"),
+        ("batch", "raised ValueError"),
+        ("dropout", "returns other numbers when it is called again"),
+        ("spectral", "changes its buffers"),
+        ("twice", "under two names"),
+        ("list", "in a list"),
+        ("frozen", "has frozen parameters"),
+        ("integers", "not float32"),
+        ("float64", "not float32"),
+        ("shape", r"returns \(16, 1\) torch.float32 for 16 observations"),
+        ("nothing", ""),
     ],
 )
 def test_what_cannot_be_trained_is_refused(problem: str, message: str) -> None:
+    if not message:
+        make_learner("dqn", encoder=SUM, encoder_kwargs={"problem": problem})
+        return
     with pytest.raises(UsageError, match=message):
         make_learner("dqn", encoder=SUM, encoder_kwargs={"problem": problem})
 
@@ -171,11 +199,38 @@ def test_what_cannot_be_trained_is_refused(problem: str, message: str) -> None:
     [
         ("builtins:dict", {}, "raised TypeError"),
         (SUM, {"problems": "x"}, "raised TypeError: .*problems"),
-        ("builtins:list", {}, "raised TypeError"),
+        ("tests.unit.test_own_encoder:no_module", {}, "makes no torch.nn.Module"),
         ("tests.unit.test_own_encoder:ATTENTION", {}, "raised TypeError"),
-        ("torch:Tensor", {}, "raised"),
     ],
 )
 def test_what_is_no_encoder_is_refused(encoder: str, kwargs: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_learner("dqn", encoder=encoder, encoder_kwargs=kwargs)
+
+
+def test_it_gets_the_parts_of_its_spec_alone_in_their_order() -> None:
+    """No action mask, and nothing that only the critics may see."""
+    leaves = [ObsLeaf(name, (name,), "box", (1,), "float32") for name in ("z", "a", "secret")]
+    mask = ObsLeaf("action_mask", ("action_mask",), "multi_binary", (2,), "int8")
+    spec = EnvSpec(ObsSpec((*leaves, mask)), ActionSpec("discrete", n=2))
+    config = config_of("dsac", encoder=SUM, privileged_obs=["secret"])
+    algorithm = AGENTS["dsac"].load().make_agent(config, spec, 0).algorithm
+    obs = {leaf.name: torch.ones(3, *leaf.shape) for leaf in sorted(spec.obs.leaves, key=lambda x: x.name)}
+    networks = algorithm.networks
+    for network, names in ((networks.policy, ["z", "a"]), (networks.critics, ["z", "a", "secret"])):
+        network(obs)
+        assert network.encoder.own.network.names == names
+
+
+def test_weight_decay_takes_all_its_matrices() -> None:
+    layout = FlatParams(QNetwork(spec_of("dqn"), config_of("dqn", **ATTENTION), torch.Generator()))
+    vector = torch.zeros(sum(layout._sizes))
+    for part in layout.matrices:
+        vector[part] = 1.0
+    decayed = {name for name, part in layout.unflatten(vector).items() if part.all()}
+    assert {name.rpartition("own.network.")[2] for name in decayed if "own" in name} == {
+        "number.weight",
+        "kind.weight",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+    }

@@ -40,7 +40,7 @@ def check_spec(config: DsacConfig, spec: EnvSpec) -> None:
         raise UsageError(
             f"agent={config.type} chooses among discrete actions, and this environment takes numbers",
             nearest="agent=sac",
-            allowed="agent=sac, td3, tqc or crossq, or an environment with a Discrete action space",
+            allowed="agent=sac, td3, tqc or crossq, or an environment with Discrete or MultiDiscrete actions",
         )
 
 
@@ -123,8 +123,8 @@ class DsacPolicy(NetworkPolicy):
         logits = mask_actions(self._network(obs), obs, self._mask, self._branches)
         if env_steps < self._config.random_env_steps:
             logits = torch.where(logits == -torch.inf, logits, 0.0)
-        noise = to_device(self._rng.gumbel(size=tuple(logits.shape)), logits.device)
-        return (logits + noise).argmax(1).reshape(-1, *self._masked.shape)
+        noise = self._rng.gumbel(size=tuple(logits.shape)).astype(np.float32)
+        return (logits + to_device(noise, logits.device)).argmax(1).reshape(-1, *self._masked.shape)
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         logits = self.logits(obs)

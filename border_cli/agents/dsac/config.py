@@ -20,7 +20,8 @@ class DsacConfig(ActorCriticConfig):
     type: str = option("dsac", "name of the agent")
     target_entropy: float = option(
         0.5,
-        "target entropy of a learned coefficient, as a share of log n, that of uniform actions; the mean of several",
+        "target entropy of a learned coefficient, as a share of that of uniform actions, log n; with several actions, of "
+        "the mean of log n",
         unit="share",
         ge=0.0,
         le=1.0,
