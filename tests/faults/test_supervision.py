@@ -289,6 +289,8 @@ def test_a10_restarts_do_not_leak_memory_or_descriptors() -> None:
         learner = Learner(manager, 1)
         learner.until_back(0, 0)
         for incarnation in range(1, 9):
+            # On a busy machine it may have been killed again meanwhile, for its silence.
+            wait_until(lambda: learner.turn() or pids(manager)[0] is not None, "a process of actor 0")
             os.kill(pid_of(manager, 0), SIGKILL)
             learner.until_back(0, incarnation)
             before = before if incarnation > 1 else held()

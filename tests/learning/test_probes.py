@@ -159,7 +159,9 @@ CONTINUOUS: dict[str, NetworkConfig] = {
     "rsac": RsacConfig(**ACTOR, **MEMORY, entropy_coef=0.0),
     # the mean of a small batch of two observations is too noisy
     "crossq": CrossqConfig(**ACTOR | {"batch_size": 256, "lr": 1e-3}, entropy_coef=0.0),
-    "flashsac": FlashsacConfig(**ACTOR | {"batch_size": 256}, entropy_coef=0.0),
+    "flashsac": FlashsacConfig(
+        **ACTOR | {"batch_size": 256, "hidden": [16], "critic_hidden": [16]}, entropy_coef=0.0
+    ),
     # dropping quantiles would bias the values
     "tqc": TqcConfig(**ACTOR, entropy_coef=0.0, quantiles=3, drop_quantiles=0),
 }
