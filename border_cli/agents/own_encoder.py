@@ -61,7 +61,14 @@ def _problem(own: Any, obs: dict[str, Tensor]) -> tuple[str, str]:
         return f"has the parameter or buffer {others[0]}, which is not float32", "LayerNorm, float32"
     if not all(parameter.requires_grad for parameter in own.parameters()):
         return "has frozen parameters", "register_buffer for what is not trained"
-    # As in a run: a copy whose parameters and buffers are views of one vector. Nothing else may decide what it returns.
+    return _problem_when_bound(own, named, obs)
+
+
+def _problem_when_bound(own: Any, named: dict[str, Tensor], obs: dict[str, Tensor]) -> tuple[str, str]:
+    """As `_problem`, of a copy as in a run, whose parameters and buffers are views of one vector.
+
+    Nothing else may decide what it returns. named: the parameters and buffers of `own`.
+    """
     layout = FlatParams(own)
     vector = layout.init()
     bound, before = layout.bind(vector), vector.clone()
@@ -69,6 +76,8 @@ def _problem(own: Any, obs: dict[str, Tensor]) -> tuple[str, str]:
     if first.shape != (_ROWS, own.features) or first.dtype != torch.float32:
         problem = f"returns {tuple(first.shape)} {first.dtype} for {_ROWS} observations"
         return problem, f"{(_ROWS, own.features)} float32"
+    if not first.isfinite().all():
+        return "returns a number that is not finite", "finite numbers for all observations of the space"
     for tensor in named.values():
         tensor.fill_(torch.nan)
     again = bound(obs)

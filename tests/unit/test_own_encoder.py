@@ -84,7 +84,13 @@ class Sum(nn.Module):
         return out
 
 
+class Log(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(x - x)
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "log": Log,
     "norm": lambda: nn.BatchNorm1d(1),
     "batch": lambda: nn.BatchNorm1d(1, track_running_stats=False),
     "dropout": nn.Dropout,
@@ -183,6 +189,7 @@ def test_the_seed_decides_its_first_weights_and_torchs_generator_does_not() -> N
         ("integers", "not float32"),
         ("float64", "not float32"),
         ("shape", r"returns \(16, 1\) torch.float32 for 16 observations"),
+        ("log", "not finite"),
         ("nothing", ""),
     ],
 )
