@@ -24,9 +24,9 @@ class SimulatorSampler:
     Args:
         simulator: a `border_cli.envs.simulator.Simulator`.
         policy: that of the agent; it has the method `act`.
-        extra: columns of the agent, which the policy adds to each row (`ActingPolicy.extras`).
         seed_of: incarnation → seed of the reset.
         on_device: whether the replay takes tensors; otherwise they become arrays here.
+        extra: columns of the agent, which the policy adds to each row (`ActingPolicy.extras`).
 
     Attributes:
         incarnation: how often all environments began anew: after an evaluation in them, or because the run was resumed.

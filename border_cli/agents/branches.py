@@ -66,5 +66,8 @@ class ArrayMask:
         """(B·D, n) values, -inf for forbidden actions."""
         if not self.is_needed:
             return values
-        allowed = np.tile(self._is_action, (len(values) // len(self._is_action), 1))
-        return np.where(allowed if self._mask is None else obs[self._mask] != 0, values, np.float32(-np.inf))
+        if self._mask is not None:
+            allowed = obs[self._mask] != 0
+        else:
+            allowed = np.tile(self._is_action, (len(values) // len(self._is_action), 1))
+        return np.where(allowed, values, np.float32(-np.inf))

@@ -231,7 +231,7 @@ def test_it_gets_the_parts_of_its_spec_alone_in_their_order() -> None:
 
 def test_weight_decay_takes_all_its_matrices() -> None:
     layout = FlatParams(QNetwork(spec_of("dqn"), config_of("dqn", **ATTENTION), torch.Generator()))
-    vector = torch.zeros(sum(layout._sizes))
+    vector = layout.init().zero_()
     for part in layout.matrices:
         vector[part] = 1.0
     decayed = {name for name, part in layout.unflatten(vector).items() if part.all()}
