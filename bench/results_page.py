@@ -23,7 +23,7 @@ FAMILIES = {
     "classic-control": ("acrobot", "mountaincar", "mountaincarcontinuous", "pendulum"),
     "box2d": ("bipedalwalker", "lunarlander"),
     "mujoco": ("halfcheetah",),
-    "images": ("catch", "pong"),
+    "images": ("catch", "pong", "breakout", "qbert"),
 }
 """The environments of each page."""
 OLDER = "Rows with † were measured with an older configuration ([what that means](index.md#older-rows))."

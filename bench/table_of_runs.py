@@ -136,6 +136,20 @@ ROWS: tuple[Row, ...] = (
         episodes=30,
         minutes=60,
     ),
+    *(
+        Row(
+            "bars",
+            "dqn",
+            game,
+            _seeds(3),
+            ("preset=dqn_atari_100k", "n_actors=1"),
+            Bar(f"{value} at 100,000 env steps, sticky actions (MR.Q)", rise=rise),
+            way="100k",
+            episodes=30,
+            minutes=60,
+        )
+        for game, value, rise in (("breakout", 11, 3), ("qbert", "1,036", 200))
+    ),
     # Where bits have to repeat, compiling is left out by default.
     *_parity("dqn", "cartpole", 10, ("trainer=sync", "lockstep"), 0.5, ("agent.compile=true",)),
     *_parity("dqn", "cartpole", 10, ("n_actors=1", "n_actors=8"), 0.5),

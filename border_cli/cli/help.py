@@ -92,8 +92,7 @@ def _preset_lines(options: Sequence[str], agents: Sequence[str]) -> list[str]:
     together: dict[str, list[str]] = {}
     for env, agents in sorted(tuned.items()):
         together.setdefault(", ".join(sorted(agents)), []).append(env)
-    lines = ["Presets: the values tuned for these agents and environments are used unless you type others;"]
-    lines += ["preset=none uses none of them"]
+    lines = ["Presets: values tuned for these agents and environments, used unless you type preset=none"]
     for those, envs in together.items():
         lines += _wrapped(f"  {those}: {', '.join(envs)}", 4)
     used = {f"{agent}_{env}" for env, agents in tuned_for().items() for agent in agents}
