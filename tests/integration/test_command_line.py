@@ -101,7 +101,7 @@ def test_help_lists_options_keys_and_presets(tmp_path, capsys):
         "\n  agent          The algorithm.\n",
         "\n  dqn: catch\n",
         "\n  my_agent: my_env\n",
-        "\n  crossq, flashsac, sac, td3, tqc: ant, halfcheetah, hopper, walker2d",
+        "\n  crossq, flashsac, sac, td3, tqc: ant, halfcheetah, hopper, humanoid, walker2d",
         "flashsac_mujoco, flashsac_wide, iqn_atari",
     ):
         assert text in page or text in " ".join(page.split()), text

@@ -13,7 +13,7 @@ from tests.faults.amounts import FULL, sampled
 from tests.kinds import AGENTS
 from tests.real_runs import Run, known_to
 
-CONTINUOUS = ("pendulum", "halfcheetah", "hopper", "walker2d", "ant")
+CONTINUOUS = ("pendulum", "halfcheetah", "hopper", "walker2d", "ant", "humanoid")
 CONTINUOUS += ("mountaincarcontinuous", "lunarlandercontinuous", "bipedalwalker")
 NEEDS = {"gym": ("env.id=FrozenLake-v1",), "atari": ("env.id=ALE/Freeway-v5",)}
 SMALL = (
