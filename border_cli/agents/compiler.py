@@ -321,7 +321,7 @@ def remove_old_files(folder: Path) -> None:
 def graph_path(job: CompileJob, variant: int) -> Path:
     """Where the compiled opt step is cached. The name depends on all that the machine code depends on."""
     code, modules = hashlib.sha256(), [AGENTS[job.config.type].load()]
-    if ":" in job.config.encoder:
+    if job.config.has_own_encoder:
         own = import_path(job.config.encoder)
         names = job.config.encoder.partition(":")[0], getattr(own, "__module__", "")
         modules += [sys.modules[name] for name in names if name in sys.modules]

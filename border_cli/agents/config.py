@@ -116,7 +116,7 @@ class NetworkConfig(AgentConfig):
             )
 
     def resolve(self, opt_steps: int | None, may_switch: bool) -> NetworkConfig:
-        if ":" in self.encoder and self.normalize_obs:  # of a preset
+        if self.has_own_encoder and self.normalize_obs:  # of a preset
             return replace(self, normalize_obs=False).resolve(opt_steps, may_switch)
         if self.compile == "auto" and not may_switch:
             return replace(self, compile="false").resolve(opt_steps, may_switch)
@@ -128,6 +128,11 @@ class NetworkConfig(AgentConfig):
                 allowed="agent.lr_opt_steps=<number>, or a budget of trainer.max_opts",
             )
         return replace(self, lr_opt_steps=opt_steps)
+
+    @property
+    def has_own_encoder(self) -> bool:
+        """Whether `encoder` is the path of a class of the user's own."""
+        return ":" in self.encoder
 
     @property
     def windows(self) -> list[tuple[int, int]]:

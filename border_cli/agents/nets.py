@@ -42,7 +42,7 @@ class Encoder(nn.Module):
 
     def __init__(self, spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.own = OwnEncoder(spec, config, generator) if ":" in config.encoder else None
+        self.own = OwnEncoder(spec, config, generator) if config.has_own_encoder else None
         leaves = spec.leaves if self.own is None else ()
         self._images = [leaf for leaf in leaves if config.channels and is_image(leaf)]
         normalized = [leaf for leaf in leaves if config.normalize_obs and is_normalizable(leaf)]
@@ -209,9 +209,8 @@ def scaled_span(leaf: ObsLeaf) -> tuple[float, float]:
 
 def described(leaf: ObsLeaf, config: NetworkConfig) -> str:
     """What an `Encoder` makes of a leaf, in words."""
-    is_own = ":" in config.encoder
-    low, span = (0.0, 1.0) if leaf.categories or is_own else scaled_span(leaf)
-    if is_own:
+    low, span = (0.0, 1.0) if leaf.categories or config.has_own_encoder else scaled_span(leaf)
+    if config.has_own_encoder:
         how = config.encoder
     elif leaf.categories:
         how = f"one-hot coded in {leaf.features} columns"
