@@ -75,7 +75,7 @@ def statuses(results: Results, published: dict[str, dict[str, str]]) -> dict[tup
 
 def _status(row: Row | None, runs: list[dict[str, Any]], is_published: bool, budget: int | None) -> str:
     """What is known about a preset. budget: its env steps, None without a preset."""
-    if row is None or row.bar is None or not runs:
+    if row is None or row.bar is None or len(runs) < len(row.seeds):
         return "published elsewhere" if is_published else "no figure"
     means, rises = [run["evaluation"]["mean"] for run in runs], [run["rise"] for run in runs]
     if not row.bar.holds(means, rises):

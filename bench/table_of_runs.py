@@ -146,7 +146,7 @@ ROWS: tuple[Row, ...] = (
             Bar(f"{value} at 100,000 env steps, sticky actions (MR.Q)", rise=rise),
             way="100k",
             episodes=30,
-            minutes=60,
+            minutes=30,
         )
         for game, value, rise in (("breakout", 11, 3), ("qbert", "1,036", 200))
     ),
