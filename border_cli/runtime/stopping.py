@@ -25,6 +25,7 @@ _CODES = {
 
 LEFT_TO_CLIENT = (*_CODES, signal.SIGUSR1)
 """Signals that may reach a whole process group, but that only the learner or the sweep acts on."""
+_SAME_KEY_PRESS_S = 0.5
 _handlers: dict[int, Callable[..., object]] = {}
 
 
@@ -82,7 +83,8 @@ def handlers_restored() -> Iterator[None]:
 class StopFlag:
     """A context manager in which the first SIGINT, SIGTERM or SIGHUP sets a flag, and SIGUSR1 requests a checkpoint.
 
-    The first signal also restores the default action of SIGINT: a second Ctrl-C ends the process at once. On exit, all
+    The first signal also restores the default action of SIGINT, half a second later: another Ctrl-C ends the process at
+    once. Within that time a SIGINT is the same key press, which a wrapper around this command has forwarded. On exit, all
     handlers are restored. A SIGHUP that is ignored, as under nohup, stays ignored. Only the main thread may handle signals;
     elsewhere only `request` sets the flag.
     """
@@ -129,6 +131,8 @@ class StopFlag:
             self._save_requested = True
             return
         self.request(_CODES[signal.Signals(number)])
+        signal.signal(signal.SIGINT, lambda *_: None)
+        sleep(_SAME_KEY_PRESS_S)
         # Process 1 of a container has no default action.
         again = signal.SIG_DFL if os.getpid() != 1 else lambda *_: os._exit(ExitCode.SIGINT)
         signal.signal(signal.SIGINT, again)

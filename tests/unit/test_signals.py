@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from border_cli.core.errors import ExitCode
+from border_cli.runtime import stopping
 from border_cli.runtime.stopping import StopFlag
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -43,6 +44,21 @@ def test_d10_a_second_ctrl_c_also_ends_process_1_of_a_container(monkeypatch: pyt
         os.kill(this, signal.SIGINT)
         os.kill(this, signal.SIGINT)
     assert ended == [ExitCode.SIGINT]
+
+
+def test_a_sigint_that_follows_at_once_is_the_same_key_press(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrappers forward the SIGINT that the terminal has sent to the whole group already."""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(stopping, "sleep", wait)
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.code == ExitCode.SIGINT
+    assert len(waits) == 1
 
 
 def test_another_thread_can_only_request_a_stop() -> None:
