@@ -145,7 +145,11 @@ class Composer:
 
     def argv(self) -> list[str]:
         """The overrides as Hydra takes them, with the search path."""
-        return [*self.search, *(for_hydra(override, self.choices) for override in self._overrides)]
+        return [*self.search, *map(self._for_hydra, self._overrides)]
+
+    def _for_hydra(self, override: Override) -> str:
+        agent = override_values(self._overrides).get("agent", "dqn")
+        return for_hydra(override, self.choices, agent)
 
     def merge(self, overrides: Sequence[Override] | None = None) -> DictConfig:
         """What Hydra composes for one job's overrides, its own section included; nothing is checked.
@@ -156,8 +160,8 @@ class Composer:
         typed = [override for override in self._overrides if not override.is_sweep_override()]
         overrides = typed if overrides is None else overrides
         check_single(overrides)
-        job = [for_hydra(o, self.choices) for o in overrides if o.key_or_group != _SEARCH]
-        of_hydra = (for_hydra(o, self.choices) for o in typed if o.is_hydra_override())
+        job = [self._for_hydra(o) for o in overrides if o.key_or_group != _SEARCH]
+        of_hydra = (self._for_hydra(o) for o in typed if o.is_hydra_override())
         words = [*self.search, *(word for word in of_hydra if word not in job), *job]
         with translated():
             return cast(DictConfig, self.hydra.compose_config(PRIMARY, words, RunMode.RUN, from_shell=False))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from border_cli.cli.entry import command, read_page, show
-from border_cli.config.convert import describe_range, known_fields, known_keys, to_plain
+from border_cli.config.convert import describe_range, known_fields, known_keys, nearest_key, to_plain
 from border_cli.config.presets import NONE, conf_dir, env_ids, shipped, tuned_for
 from border_cli.config.registry import TABLES, import_installed_plugins
 from border_cli.config.schema import GROUPS, OptionInfo, TrainConfig
@@ -54,8 +54,8 @@ _BESIDE = {
 _PATHS = ("resume", "init_from", "hydra.run.dir", "hydra.sweep.dir")
 
 
-def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
-    """The page, or all keys of these groups, with the values that the composer's overrides give."""
+def help_page(composer: Composer, topics: Sequence[str] = ()) -> str:
+    """The page, or these keys and all keys of these groups, with the values that the composer's overrides give."""
     from border_cli.cli.compose import typed_config  # not earlier: completion imports no Hydra
 
     merged = composer.merge()
@@ -66,10 +66,21 @@ def help_page(composer: Composer, groups: Sequence[str] = ()) -> str:
     composed = (
         f"with the values of agent={chosen['agent']} env={chosen['env']} preset={values['preset.name']}"
     )
-    if groups:
-        choices = [f"{group}={' | '.join(composer.choices(group))}" for group in groups]
-        keys = [key for key in infos if key.partition(".")[0] in groups and not key.endswith(".type")]
-        return "\n".join([*choices, "", f"Keys {composed}", *_key_lines(keys, infos, values)])
+    for topic in topics:
+        if topic not in GROUPS and topic not in infos:
+            match = nearest_key(topic, [*GROUPS, *infos])
+            raise UsageError(
+                f"--help {topic}: there is no such group, and no such key {composed}",
+                nearest=match and f"--help {match}",
+                allowed=GROUPS,
+            )
+    if topics:
+        choices = [f"{group}={' | '.join(composer.choices(group))}" for group in topics if group in GROUPS]
+        keys = [
+            key for key in infos if {key, key.partition(".")[0]} & set(topics) and not key.endswith(".type")
+        ]
+        lines = _key_lines(keys, infos, values) if keys else ()
+        return "\n".join([*choices, *([""] if choices else []), f"Keys {composed}", *lines])
     page = [read_page("train"), "Groups"]
     for group, section in vars(TrainConfig()).items():
         if group in GROUPS and group != "preset":

@@ -7,6 +7,7 @@ therefore given to Hydra as `++key=value`, and the schema in `border_cli.config`
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +22,11 @@ from border_cli.config.convert import (
     all_keys,
     known_fields,
     known_keys,
-    nearest,
     nearest_key,
     read_section,
 )
 from border_cli.config.schema import GROUPS
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, nearest
 from border_cli.run.directory import names_in
 
 
@@ -119,7 +119,7 @@ def parse_overrides(argv: Sequence[str]) -> list[Override]:
     for arg in argv:
         key, equals, value = arg.partition("=")
         if (not arg.startswith("~") and not (key and equals)) or "@" in key:
-            match = nearest_key(arg, [*GROUPS, *all_keys()])
+            match = nearest_key(arg, [*GROUPS, *all_keys(), "resume"])
             raise UsageError(
                 f"{arg!r} is not a setting", nearest=match and f"{match}=<value>", allowed="key=value"
             )
@@ -167,17 +167,24 @@ def check_single(overrides: Sequence[Override]) -> None:
         check_interval(override)
         key, text = override.key_or_group, _text(override)
         field = known_fields({"agent": {"type": "dqn"}}).get(key)
-        is_list = field is not None and "list" in str(field.type)
-        as_list = f", or one run with a list: {key}=[{text}]" if is_list else ""
+        kind = "" if field is None else str(field.type)
+        as_list = f", or one run with a list: {key}=[{text}]" if "list" in kind else ""
+        number = None
+        if "int" in kind and re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+            number = text.replace(",", "")
+        elif "float" in kind and re.fullmatch(r"\d+,\d+", text):
+            number = text.replace(",", ".")
         raise UsageError(
-            f"{key}={text} has several values", allowed=f"-m, for one run with each of them{as_list}"
+            f"{key}={text} has several values",
+            nearest=number and f"{key}={number}",
+            allowed=f"-m, for one run with each of them{as_list}",
         )
 
 
-def for_hydra(override: Override, choices: Callable[[str], list[str]]) -> str:
+def for_hydra(override: Override, choices: Callable[[str], list[str]], agent: str = "") -> str:
     """An override as Hydra takes it. Raises UsageError for an impossible choice or deletion.
 
-    choices: the options of a config group; empty for a name that is no group.
+    choices: the options of a config group; empty for a name that is no group · agent: the one that was chosen.
     """
     key, text = override.key_or_group, str(override.input_line)
     if key == "hydra.mode":
@@ -194,7 +201,7 @@ def for_hydra(override: Override, choices: Callable[[str], list[str]]) -> str:
         return text
     options = choices(key)
     if key in GROUPS:
-        _check_choice(override, options)
+        _check_choice(override, options, agent)
         return f"{key}={_text(override)}"
     prefix = "+" if options else "++"  # "+" for the user's own group, which no defaults list names
     return f"{prefix}{key}={_text(override)}"
@@ -207,15 +214,18 @@ _HYDRA_PLUGINS = {
 """Of Hydra's project, each in a package of its own, such as hydra-joblib-launcher."""
 
 
-def _check_choice(override: Override, options: Sequence[str]) -> None:
+def _check_choice(override: Override, options: Sequence[str], agent: str = "") -> None:
     group, values = override.key_or_group, [override.value()]
     if override.is_sweep_override():  # a glob matches existing options only
         values = list(override.sweep_string_iterator()) if isinstance(values[0], ChoiceSweep) else []
     for value in values:
         name = "null" if value is None else str(value)
         if name not in options:
-            match = nearest(name, options)
+            of_agent = f"{agent}_{name}"  # a preset without its agent
+            match = of_agent if of_agent in options else nearest(name, options)
             others = ["env=gym env.id=<id> env.imports=[<package>]"] if group == "env" else []
+            if group == "env" and ":" in name:
+                match = f"gym env.entry_point={name}"
             if (plugin := name.partition("_")[0]) in _HYDRA_PLUGINS.get(group, ()):
                 package = f"hydra-{plugin}-{group.removeprefix('hydra/')}"
                 others = [f"{group}={name} after pip install {package}"]

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from border_cli.cli.entry import command, show
 from border_cli.cli.overrides import Parser
-from border_cli.config.convert import nearest
 from border_cli.config.schema import option
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, nearest
 from border_cli.core.metrics import SCORE
 from border_cli.display.text import table_text
 from border_cli.report.page import (

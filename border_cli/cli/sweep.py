@@ -20,10 +20,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from border_cli.cli.compose import PRIMARY, Composed, Composer, hydra_section, translated
 from border_cli.cli.overrides import check_interval, parse_overrides, quoted
 from border_cli.cli.sweep_run import OWN_LAUNCHERS, SweepRun, SweepSettings, ray_settings
-from border_cli.config.convert import load, nearest
+from border_cli.config.convert import load
 from border_cli.config.presets import conf_dir
 from border_cli.config.resolve import counts
-from border_cli.core.errors import ExitCode, Interrupted, UsageError
+from border_cli.core.errors import ExitCode, Interrupted, UsageError, nearest
 from border_cli.core.format import counted
 from border_cli.display.output import output
 from border_cli.display.text import print_lines

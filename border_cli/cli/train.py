@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,9 @@ from border_cli.cli.sweep_run import SweepSettings
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
 from border_cli.config.convert import dump, to_plain
-from border_cli.config.schema import GROUPS, option
+from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, UsageError
+from border_cli.display.output import write_line
 from border_cli.run.directory import RUNS, Launch
 from border_cli.run.find import run_directory
 
@@ -59,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
     if not flags.help and parser.answers(flags):
         return ExitCode.DONE
     _check_flags(flags, argv)
-    groups = [arg for arg in rest if arg in GROUPS] if flags.help else []
-    overrides = parse_overrides([arg for arg in rest if arg not in groups])
+    topics = [arg for arg in rest if "=" not in arg] if flags.help else []
+    overrides = parse_overrides([arg for arg in rest if arg not in topics])
     launch = Launch(list(argv), override_values(overrides))
     if flags.resume not in (None, _AUTO) and not flags.help:
         choice = "a run, or resume=auto for the unfinished run with these arguments"
@@ -69,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         return int(resume_run(run_dir, stored, config, launch).code)
     composer = Composer(overrides, flags.config_dir)
     if flags.help or flags.cfg:
-        show(help_page(composer, groups) if flags.help else dump(to_plain(composer.compose().config)))
+        show(help_page(composer, topics) if flags.help else dump(to_plain(composer.compose().config)))
         return ExitCode.DONE
     if flags.multirun:
         return run_sweep(composer, launch, flags.sweep)
@@ -112,5 +114,6 @@ def _resume_unfinished(composed: Composed, launch: Launch, trusted: bool) -> int
         )
     run_dir = newest_unfinished(RUNS, composed.config, trusted)
     if run_dir is None:
+        write_line(sys.stderr, f"no unfinished run with these arguments below {RUNS}/: a new one starts")
         return int(start_run(composed, launch).code)
     return int(continue_run(run_dir, composed.config, launch).code)

@@ -43,10 +43,12 @@ def check_words(argv: Sequence[str], command: str) -> None:
     if translation.foreign:
         foreign, left_out = translation.foreign, "; ".join(translation.left_out)
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        of_keys = all(re.match(rf"({'|'.join(GROUPS)}|device)[ =]", word) for word in foreign)
+        what, allowed = ("values", "see border-train --help") if of_keys else ("settings", "key=value")
         raise UsageError(
-            f"unknown settings of {command}: {', '.join(foreign[:3])}{more}",
+            f"unknown {what}: {', '.join(foreign[:3])}{more}",
             nearest=shlex.join([command, *translation.words]) if translation.words else None,
-            allowed=f"key=value; left out: {left_out}" if left_out else "key=value",
+            allowed=f"{allowed}; left out: {left_out}" if left_out else allowed,
         )
 
 
@@ -89,6 +91,9 @@ class _Translation:
             self.words = [fitting if word == "agent=" else word for word in self.words]
             agent = ours.get("agent") or fitting.removeprefix("agent=")
             keys = known_keys({"agent": {"type": agent}}) if agent in AGENTS else self._keys
+            # two words of another tool may mean the same key: the last one counts
+            last = {word.partition("=")[0] if "=" in word else str(i): i for i, word in enumerate(self.words)}
+            self.words = [word for i, word in enumerate(self.words) if i in last.values()]
             for word in list(self.words):
                 key = word.partition("=")[0]
                 if key in self._keys and key not in keys and key not in GROUPS:  # other agents have it
@@ -102,6 +107,15 @@ class _Translation:
             n_values = _FLAGS.get(word, 0)
             self.words += [word, *rest[:n_values]]
             del rest[:n_values]
+            return
+        if (
+            word in GROUPS and rest and re.fullmatch(r"=?[^-=]*", rest[0])
+        ):  # agent dqn, agent = dqn, agent =dqn
+            typed = [word, rest.pop(0)]
+            if typed[1] == "=" and rest:
+                typed.append(rest.pop(0))
+            self.foreign.append(" ".join(typed))
+            self.words += self._meant(word, typed[-1].lstrip("="), self.foreign[-1])
             return
         name, equals, value = word.lstrip("-+").partition("=")
         is_option = word.startswith("-")
@@ -157,12 +171,13 @@ class _Translation:
         if target == "--config-dir":
             return [target, value]
         if target == "env":
-            words = [self._environment(name) for name in value.split(",")]
+            words = [self._environment(name) for name in value.split(",") if name]
             others = ",".join(word[-1].removeprefix("env=") for word in words)
             return words[0] if len(words) == 1 else [f"env={others}"]
         if target == "agent":
-            names = [name if self._own_files or name in AGENTS else _agent(name) for name in value.split(",")]
-            self.left_out += [f"{name} ({_ON_POLICY})" for name in value.split(",") if _agent(name) == ""]
+            typed_names = list(filter(None, value.split(",")))
+            names = [name if self._own_files or name in AGENTS else _agent(name) for name in typed_names]
+            self.left_out += [f"{name} ({_ON_POLICY})" for name in typed_names if _agent(name) == ""]
             return [f"agent={','.join(names)}"]
         game = _ATARI.fullmatch(value) if target == "env.id" and self._any_game else None
         if game and not game[1]:

@@ -8,7 +8,6 @@ integer); anything else is refused.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import math
@@ -23,18 +22,9 @@ import yaml
 
 from border_cli.config.registry import IMPORTABLE, TABLES, find, nearest_path
 from border_cli.config.schema import OptionInfo, TrainConfig, WrapperConfig
-from border_cli.core.errors import UsageError, first_line
+from border_cli.core.errors import UsageError, first_line, nearest
 
-# -- the nearest match ---------------------------------------------------
-
-
-def nearest(word: str, candidates: Iterable[str], cutoff: float | None = None) -> str | None:
-    """The candidate most like `word`, ignoring case; None where none is close: a wrong hint is worse than none."""
-    by_lower = {candidate.lower(): candidate for candidate in candidates}
-    # one wrong letter of three, or two that are swapped
-    cutoff = cutoff or (0.65 if len(word) <= 4 else 0.77)
-    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=cutoff)
-    return by_lower[matches[0]] if matches else None
+# -- keys ----------------------------------------------------------------
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
@@ -209,6 +199,8 @@ def _unknown(key: str, siblings: list[str], classes: Mapping[str, type]) -> Usag
         return UsageError(f"{key}: {problem}", allowed=allowed)
     beside = [f"{parent}.{sibling}" for sibling in siblings] if parent else [*siblings, "resume"]
     match = nearest_key(key, [*beside, *dict(_walk(TrainConfig, "", classes))])
+    if match is None and (longer := [f"{parent}.{s}" for s in siblings if name in s.split("_")]):
+        beside = longer
     groups = [] if parent else [f"--config-dir DIR, with DIR/{name}/<option>.yaml, for a group of your own"]
     return UsageError(f"{key}: there is no such key", nearest=match, allowed=[*beside, *groups])
 

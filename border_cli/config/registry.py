@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.config import schema
-from border_cli.core.errors import BorderError, UsageError
+from border_cli.core.errors import BorderError, UsageError, nearest
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,13 @@ def nearest_path(path: str) -> str | None:
     return f"{module}:{name}" if dot and ":" not in path else None
 
 
+def _nearest_module(module: str, rest: str) -> str | None:
+    """The path of a module in the current folder that was probably meant, such as by `./my_module.py`."""
+    name = ".".join(part for part in Path(module.removesuffix(".py")).parts if part != "..")
+    match = nearest(name, (file.stem for file in Path.cwd().glob("*.py")))
+    return match and f"{match}{rest}"
+
+
 def import_path(path: str, key: str = "") -> Any:
     """The module `module`, or the object `module:name` in it. key: where the path comes from, for messages.
 
@@ -157,6 +164,8 @@ def import_path(path: str, key: str = "") -> Any:
     label = f"{key}: " if key else ""
     root, folder = module.partition(".")[0], str(Path.cwd())
     try:
+        if not all(map(str.isidentifier, module.split("."))):
+            raise ModuleNotFoundError(name=module)
         if root not in sys.modules and folder not in sys.path and importlib.util.find_spec(root) is None:
             sys.path.append(folder)  # last: a file there takes no other module's place
         imported = importlib.import_module(module)
@@ -166,11 +175,17 @@ def import_path(path: str, key: str = "") -> Any:
         if isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}."):
             raise UsageError(
                 f"{label}there is no module {module!r}",
+                nearest=_nearest_module(module, colon + name),
                 allowed="a module in the current folder, on PYTHONPATH, or installed",
             ) from e
         raise BorderError(f"{label}{module} failed on import\n{type(e).__name__}: {e}") from e
     if not colon:
         return imported
     if not hasattr(imported, name):
-        raise UsageError(f"{label}the module {module} has no {name!r}\nform: module:name")
+        match = nearest(name, vars(imported))
+        raise UsageError(
+            f"{label}the module {module} has no {name!r}",
+            nearest=match and f"{module}:{match}",
+            allowed="module:name",
+        )
     return getattr(imported, name)

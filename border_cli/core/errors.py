@@ -6,8 +6,9 @@ traceback unless `debug=true`.
 
 from __future__ import annotations
 
+import difflib
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -94,6 +95,20 @@ class NoValidCheckpointError(BorderError):
 
 class IncompatibleStateError(ValueError):
     """A saved state that verifies, but does not fit this run."""
+
+
+def nearest(word: str, candidates: Iterable[str], cutoff: float | None = None) -> str | None:
+    """The candidate that was probably meant by `word`: the only one that begins with it, else the most similar one.
+
+    Case does not matter. None where there is neither: a wrong hint is worse than none.
+    """
+    word, by_lower = word.lower(), {candidate.lower(): candidate for candidate in candidates}
+    matches = [name for name in by_lower if name.startswith(word)]
+    if len(word) < 4 or len(matches) != 1:
+        # one wrong letter of three, or two that are swapped
+        cutoff = cutoff or (0.65 if len(word) <= 4 else 0.77)
+        matches = difflib.get_close_matches(word, list(by_lower), n=1, cutoff=cutoff)
+    return by_lower[matches[0]] if matches else None
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from border_cli.config.convert import nearest
-from border_cli.core.errors import UsageError
+from border_cli.core.errors import UsageError, nearest
 from border_cli.core.spaces import ACTION_MASK, ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.envs.make import component_sizes
 

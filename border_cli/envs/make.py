@@ -18,10 +18,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from border_cli.config.convert import as_typed, nearest
+from border_cli.config.convert import as_typed
 from border_cli.config.registry import ENVS, import_path, nearest_path
 from border_cli.config.schema import EnvConfig, WrapperConfig
-from border_cli.core.errors import BorderError, UsageError, first_line
+from border_cli.core.errors import BorderError, UsageError, first_line, nearest
 from border_cli.core.spaces import ACTION_MASK
 from border_cli.envs import atari
 from border_cli.envs.vector import SubEnv, Vector
@@ -96,15 +96,13 @@ def _bare(config: EnvConfig, render_mode: str | None, **more: Any) -> Any:
 def maker(config: EnvConfig) -> Any:
     """The class or function that `env.entry_point` names. Raises UsageError where there is none."""
     path = config.entry_point or ""
-    module, _, name = path.partition(":")
-    found = getattr(import_path(module, "env.entry_point"), name, None) if name else None
-    if found is None:
+    if ":" not in path:
         raise UsageError(
-            f"env.entry_point: {path!r} has no such class or function",
+            f"env.entry_point: {path!r} names no class or function",
             nearest=nearest_path(path),
             allowed="module:name",
         )
-    return found
+    return import_path(path, "env.entry_point")
 
 
 def stack_size(env: gymnasium.Env[Any, Any]) -> int:

@@ -138,7 +138,11 @@ def exclusive(path: Path) -> Iterator[Path]:
 def _check_no_run(path: Path) -> None:
     held = [name for name in _OWN_FILES if (path / name).exists()]
     if held:
-        raise UsageError(f"{shown(path)} already holds a run ({held[0]})", allowed="a folder without one")
+        raise UsageError(
+            f"{shown(path)} already holds a run ({held[0]})",
+            nearest=f"resume={shown(path)}",
+            allowed="a folder without a run",
+        )
 
 
 def write_config(run_dir: Path, config: TrainConfig) -> None:

@@ -114,4 +114,5 @@ def _last(run_dir: Path) -> Located:
 
 def _no_run(path: Path, allowed: str = _ALLOWED) -> UsageError:
     what = f"is not a run: it has neither {CONFIG_FILE} nor checkpoints" if path.exists() else "is not there"
-    return UsageError(f"{path} {what}", allowed=allowed)
+    match = str(RUNS / path) if (RUNS / path).is_dir() else None
+    return UsageError(f"{path} {what}", nearest=match, allowed=allowed)

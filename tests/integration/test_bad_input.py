@@ -34,11 +34,19 @@ COMPOSITION = [
         "agent: there is no 'dqnn'|nearest: agent=dqn|allowed: btr, c51, crossq, dqn, dsac, flashsac, iqn",
     ),
     Row("env=null", "env: there is no 'null'|allowed: env=gym env.id=<id> env.imports=[<package>], acrobot"),
+    Row("env=cart", "env: there is no 'cart'|nearest: env=cartpole"),
+    Row("env=my_file:MyEnv", "there is no 'my_file:MyEnv'|nearest: env=gym env.entry_point=my_file:MyEnv"),
+    Row("agent=iqn preset=cartpole", "preset: there is no 'cartpole'|nearest: preset=iqn_cartpole"),
     Row("agent@other=dqn", "'agent@other=dqn' is not a setting|allowed: key=value"),
     Row("n_actor", "'n_actor' is not a setting|nearest: n_actors=<value>"),
     Row("agent.hidden=[64", "'agent.hidden=[64' cannot be read|allowed"),
     Row("agent.hidden=64,64", "agent.hidden=64,64 has several values|-m|agent.hidden=[64,64]"),
+    Row(
+        "trainer.max_env_steps=50,000", "has several values|nearest: trainer.max_env_steps=50000|allowed: -m"
+    ),
+    Row("agent.lr=0,001", "has several values|nearest: agent.lr=0.001|allowed: -m"),
     Row("-m seed=interval(0,1)", "seed=interval(0,1) is a search space|border_optuna"),
+    Row("--help agent.lrr", "no such key with the values of agent=dqn|nearest: --help agent.lr"),
     Row("--cfgg job", "no flag --cfgg|nearest: --cfg"),
     Row("--cfg jobb", "--cfg|jobb|job"),
     Row("-m --cfg job", "--cfg|not allowed with argument --multirun|allowed"),
@@ -49,6 +57,10 @@ COMPOSITION = [
     Row("sweep.slots=2", "sweep.slots has no effect without -m"),
     # keys
     Row("resum=auto", "resum: there is no such key|nearest: resume"),
+    Row(
+        "agent.epsilon=1",
+        "agent.epsilon: there is no such key|allowed: agent.epsilon_start, agent.epsilon_final",
+    ),
     Row("resume=", "resume=: the value is missing|allowed: a run to continue; auto: "),
     Row("~agent.lr", "~agent.lr: this cannot be removed|allowed: ~env.kwargs.<key>"),
     Row("agent.type=iqn", "agent.type cannot be typed|allowed: agent=<name>"),
@@ -85,6 +97,15 @@ PREFLIGHT = [
     Row("env=gym env.entry_point=unsupported_spaces:TextEnv", "Text|Box"),
     Row("step_processor=no_such_module", "step_processor: there is no module 'no_such_module'"),
     Row("env=gym env.entry_point=unreadable:It", "unreadable failed on import|SyntaxError", code=1),
+    *(
+        Row(f"env=gym env.entry_point={path}", message)
+        for path, message in (
+            ("own_envs:MyENV", "own_envs has no 'MyENV'|nearest: own_envs:MyEnv"),
+            ("./own_envs.py:MyEnv", "there is no module './own_envs.py'|nearest: own_envs:MyEnv"),
+            ("own_env:MyEnv", "there is no module 'own_env'|nearest: own_envs:MyEnv"),
+            ("own_envs", "'own_envs' names no class or function|allowed: module:name"),
+        )
+    ),
     Row("env.kwargs.no_such_argument=1", "no_such_argument"),
     Row(
         "env=gym env.entry_point=tests.envs:ResetWithoutSeed",
@@ -98,7 +119,7 @@ PREFLIGHT = [
     Row("buffer.capacity=1e12", "GiB|buffer.capacity", RESOURCES),
     Row("device=cuda:63", "device|cuda:63"),
     Row("init_from=empty", "empty"),
-    Row("hydra.run.dir=taken", "taken already holds a run"),
+    Row("hydra.run.dir=taken", "taken already holds a run|nearest: resume=taken"),
     Row("hydra.run.dir=taken/config.yaml/below", "taken/config.yaml/below cannot be made"),
 ]
 
@@ -126,6 +147,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "unsupported_spaces.py").write_text(TEXT_ENV, encoding="utf-8")
+    (tmp_path / "own_envs.py").write_text("class MyEnv:\n    pass\n", encoding="utf-8")
     (tmp_path / "unreadable.py").write_text("class It(:\n", encoding="utf-8")
     for name in ("taken", "broken"):
         (tmp_path / name).mkdir()

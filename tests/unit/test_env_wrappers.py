@@ -82,6 +82,7 @@ def test_wrappers_keep_observations_that_the_environment_changes_in_place() -> N
     ("wrapper", "message"),
     [
         ("TimeAwareObservations", "nearest: TimeAwareObservation\nallowed: module:name, "),
+        ("FrameStack", "nearest: FrameStackObservation"),
         ("tests.envs.Add", "nearest: tests.envs:Add"),
         ("TimeAwareObservation", "TimeAwareObservation cannot be made: ValueError: The environment must be"),
         ("tests.envs:Add", "tests.envs:Add cannot be made: TypeError: "),

@@ -292,7 +292,7 @@ def test_a_last_observation_that_is_not_finite_is_an_error() -> None:
     ("name", "message"),
     [
         ("Unbounded", "has no bounds\nallowed: "),
-        ("Nothing", "no such class or function"),
+        ("Nothing", "has no 'Nothing'"),
     ],
 )
 def test_a_simulator_that_does_not_fit_is_refused(name: str, message: str) -> None:
