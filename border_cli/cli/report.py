@@ -53,9 +53,12 @@ def main(argv: Sequence[str]) -> None:
     read = [run for run in every if flags.metric in run.curves]
     if not read:
         names = sorted({name for run in every for name in run.curves})
+        match = nearest(flags.metric, names, cutoff=0.3)
+        if flags.metric.startswith("eval/") and "train/episode_return" in names:  # no evaluation yet
+            match = "train/episode_return"
         raise UsageError(
             f"none of {len(run_dirs)} runs has a record of {flags.metric}",
-            nearest=(match := nearest(flags.metric, names, cutoff=0.3)) and f"metric={match}",
+            nearest=match and f"metric={match}",
             allowed=names or "runs that have recorded metrics",
         )
     report = Report(grouped(read), flags.metric)

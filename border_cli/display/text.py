@@ -230,8 +230,8 @@ def print_end_tables(console: Console, progress: Progress, result: RunResult, ne
         "duration": format.duration(result.seconds),
         "opt steps": f"{result.opt_steps:,}",
         "env steps": f"{result.env_steps:,}",
-        "opt steps/s": format.number(result.opt_steps_per_sec),
-        "samples/s": format.number(result.samples_per_sec),
+        "opt steps/s, overall": format.number(result.opt_steps_per_sec),
+        "samples/s, overall": format.number(result.samples_per_sec),
         "env steps per opt step": f"{format.number(result.samples_per_opt_step)} (target {target})",
     }
     if progress.asynchronous:

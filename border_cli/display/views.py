@@ -60,8 +60,9 @@ def first_to_end(p: Progress) -> Budget | None:
     ):
         if limit is not None:
             left = max(0.0, limit - used)
-            known = left == 0 or per_sec
-            eta_s = left / (per_sec or 1.0) if known else None
+            eta_s = (
+                left / per_sec if left and per_sec else None
+            )  # once it is used up, evaluations may take long
             budgets.append(Budget(unit, used, limit, eta_s))
     if any(budget.eta_s is None for budget in budgets):
         return max(budgets, key=lambda budget: budget.fraction)
@@ -88,6 +89,9 @@ def advice(p: Progress, cores: int | None = None) -> str:
     if p.phase == "warm-up":
         left = max(0, p.warmup_period - p.env_steps)
         return f"warm-up: {format.counted(left, 'env step')} to go before the first opt step"
+    budget = first_to_end(p) if p.phase == "evaluating" else None
+    if budget is not None and budget.fraction == 1.0:
+        return "the budget is used up: the last evaluations"
     # Evaluations and checkpoints are short: during them, what limited the run before stays the answer.
     if not p.asynchronous:
         return (

@@ -40,6 +40,7 @@ def advised(cores: int | None = None, **changes: Any) -> str:
         (None, {"asynchronous": False}, "one thread: acting and opt steps take turns; "),
         (None, {"phase": "starting"}, "starting: "),
         (None, {"phase": "warm-up", "env_steps": 999}, "warm-up: 1 env step to go before the first opt step"),
+        (None, {"phase": "evaluating", "opt_steps": 10, "max_opts": 10}, "the budget is used up: the last"),
         (None, {"learner_blocked": None}, "not measured yet: what bounds the speed of the run"),
     ],
 )
@@ -63,7 +64,7 @@ WARMING = Progress(env_steps=500, max_env_steps=1_000, max_time=100, samples_per
         (THREE, Budget("env steps", 40_000, 50_000, 25.0)),
         (replace(WARMING, seconds=10), Budget("env steps", 500, 1_000, None)),
         (replace(WARMING, seconds=80), Budget("s", 80, 100, 20)),
-        (Progress(opt_steps=10, max_opts=10), Budget("opt steps", 10, 10, 0.0)),
+        (Progress(opt_steps=10, max_opts=10), Budget("opt steps", 10, 10, None)),
     ],
 )
 def test_the_budget_that_ends_the_run(progress: Progress, first: Budget | None) -> None:
