@@ -7,7 +7,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_EPS = 1e-3
 _MOMENTUM = 0.01
 _MOST_SCALE, _MOST_SHIFT = 3.0, 5.0
 _WARM_UP = 100_000
@@ -41,13 +40,14 @@ class BatchStats:
 class BatchRenorm(nn.Module):
     """Normalises (..., B, n) over B, by running statistics when acting, then scales and shifts.
 
-    shape: that of one normalised row, such as (n,), or (critics, 1, n) for stacked critics.
+    shape: that of one normalised row, such as (n,), or (critics, 1, n) for stacked critics · eps: is added to variances.
     """
 
-    kind, eps = "norm", _EPS
+    kind = "norm"
 
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, *shape: int, eps: float = 1e-3) -> None:
         super().__init__()
+        self.eps = eps
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
         self.mean: Tensor
         self.variance: Tensor
@@ -61,7 +61,7 @@ class BatchRenorm(nn.Module):
         if self.mean.dim() > 1 and len(x) < len(self.mean):  # the first critics alone
             parts = [part[: len(x)] for part in parts]
         mean, variance, weight, bias = parts
-        std = (variance.clamp(min=0.0) + _EPS).sqrt()  # weights of somebody else may be anything
+        std = (variance.clamp(min=0.0) + self.eps).sqrt()  # weights of somebody else may be anything
         if stats is None:
             return (x - mean) / std * weight + bias
         keepdim = mean.dim() > 1
@@ -71,7 +71,7 @@ class BatchRenorm(nn.Module):
             of_batch = x.square().mean(-2, keepdim=keepdim)  # on a CPU, var_mean takes longer
         else:
             of_batch, batch_mean = torch.var_mean(x, -2, correction=0, keepdim=keepdim)
-        batch_std = (of_batch + _EPS).sqrt()
+        batch_std = (of_batch + self.eps).sqrt()
         stats.note(mean, batch_mean)
         stats.note(variance, of_batch)
         if stats.is_warm is None:

@@ -32,8 +32,10 @@ from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import ActionParameters, EntropyCoefficient, TanhBijector
 from border_cli.core.metrics import declare
 
-declare("agent/critic_loss", "", "loss summed over the critics, mean over the interval")
-declare("agent/policy_loss", "reward", "mean loss of the policy")
+declare(
+    "agent/critic_loss", "", "loss summed over the critics (FlashSAC: their mean), mean over the interval"
+)
+declare("agent/policy_loss", "reward", "mean loss of the policy (FlashSAC: in units of agent/reward_scale)")
 declare("agent/q_mean", "reward", "mean value of the actions in the batches")
 declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/entropy_coef", "reward/nat", "entropy coefficient")
