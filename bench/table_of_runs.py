@@ -150,6 +150,23 @@ ROWS: tuple[Row, ...] = (
         )
         for game, value, rise in (("breakout", 11, 3), ("qbert", "1,036", 200))
     ),
+    # With actions as old as those of published runs, the samples are comparable: one thread acts and learns.
+    *(
+        Row(
+            "bars",
+            agent,
+            "halfcheetah",
+            _seeds(3),
+            ("trainer=sync", "agent.compile=true", "trainer.max_env_steps=100000"),
+            Bar(f"{published} at 100,000 env steps, {sizes}", mean=7500),
+            way="sync",
+            minutes=minutes,
+        )
+        for agent, published, sizes, minutes in (
+            ("crossq", "8,112 (Bhatt et al.)", "critics of 2,048 units", 15),
+            ("flashsac", "9,815 (Kim et al.)", "wider networks", 30),
+        )
+    ),
     # Where bits have to repeat, compiling is left out by default.
     *_parity("dqn", "cartpole", 10, ("trainer=sync", "lockstep"), 0.5, ("agent.compile=true",)),
     *_parity("dqn", "cartpole", 10, ("n_actors=1", "n_actors=8"), 0.5),
