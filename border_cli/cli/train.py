@@ -23,7 +23,7 @@ from border_cli.cli.sweep import run_sweep
 from border_cli.cli.sweep_run import SweepSettings
 from border_cli.cli.translate import check_words
 from border_cli.config import registry
-from border_cli.config.convert import dump, to_plain
+from border_cli.config.convert import dump, to_plain, with_auto
 from border_cli.config.schema import option
 from border_cli.core.errors import ExitCode, UsageError
 from border_cli.display.output import write_line
@@ -71,7 +71,11 @@ def main(argv: Sequence[str]) -> int:
         return int(resume_run(run_dir, stored, config, launch).code)
     composer = Composer(overrides, flags.config_dir)
     if flags.help or flags.cfg:
-        show(help_page(composer, topics) if flags.help else dump(to_plain(composer.compose().config)))
+        show(
+            help_page(composer, topics)
+            if flags.help
+            else dump(with_auto(to_plain(composer.compose().config)))
+        )
         return ExitCode.DONE
     if flags.multirun:
         return run_sweep(composer, launch, flags.sweep)

@@ -90,6 +90,17 @@ def to_plain(config: TrainConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def with_auto(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain configuration in which what is left open is `auto`, as it is typed."""
+    copy: dict[str, Any] = json.loads(json.dumps(plain))
+    for key, info in known_keys(plain).items():
+        *path, name = key.split(".")
+        section = functools.reduce(operator.getitem, path, copy)
+        if info.auto and section[name] is None:
+            section[name] = "auto"
+    return copy
+
+
 def default_values(data: Mapping[str, Any]) -> dict[str, Any]:
     """The schema's defaults as plain data; the `type` of each section in `data`, if any, decides its keys."""
     kinds = {"agent": {"type": next(iter(TABLES["agent"]))}}
@@ -225,7 +236,8 @@ def _value(key: str, hint: Any, info: OptionInfo, value: Any) -> Any:
         allowed = ", ".join(info.choices) or f"{_kind_name(kind)} {describe_range(info)}".rstrip()
         allowed += ", or an import path module:name" if info.path else ""
         allowed += ", or auto" if info.auto else ", or null" if optional else ""
-        allowed += f" ({info.unit})" if info.unit else ""
+        unit = "s, or as 90s, 30min, 2h" if info.unit == "s" else info.unit
+        allowed += f" ({unit})" if unit else ""
         match = nearest(value, info.choices) if isinstance(value, str) else None
         if info.path and match is None:
             match = nearest_path(str(value))  # module:name for module.name

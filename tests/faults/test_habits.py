@@ -201,10 +201,11 @@ def test_j9_the_same_exception_at_the_same_step_ends_the_run_at_once(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = run_here(workplace, "raises", "n_actors=1", "actor_manager.restart_delay_s=0.01", code=5)
-    first, second = capsys.readouterr().err.splitlines()[-2:]
+    first, second, third = capsys.readouterr().err.splitlines()[-3:]
     assert first.endswith("ValueError: the second episode is broken")
     assert (
         second == "it raised this at the same step of the same episode before: another restart would not help"
     )
+    assert third == "nothing is saved: there was no opt step yet"
     (actor,) = ended.summary["actors"]
     assert actor["restarts"] == 1

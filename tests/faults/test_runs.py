@@ -352,5 +352,6 @@ def test_a6_an_environment_that_raises_ends_the_run(
         context = {"actor": 1, "incarnation": 0, "who": "actor 1", "phase": "step", "env": 0}
         assert crash["context"].items() >= (context | {"episode": 1 + 499 // 7, "step": 499 % 7}).items()
     assert bool(opt_steps) == (moment not in WITHOUT_OPT_STEPS)
-    last = [f"error: {run.summary['error']}", *([resume_hint(run, workplace)] if opt_steps else [])]
+    kept = resume_hint(run, workplace) if opt_steps else "nothing is saved: there was no opt step yet"
+    last = [f"error: {run.summary['error']}", kept]
     assert errors.splitlines()[-len(last) :] == last
