@@ -5,6 +5,7 @@ Nothing imports torch or gymnasium before the command line is accepted and the m
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from argparse import Namespace
@@ -56,6 +57,9 @@ class _Settings:
     video: int = option(0, "films of this many episodes", unit="episodes", ge=0)
     debug: bool = option(False, "show tracebacks")
     trust: bool = option(False, "import the code that the run names")
+
+
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 @command
@@ -161,7 +165,7 @@ def _evaluate(
         "model": f"{located.path} (opt step {evaluation.opt_steps:,})",
         "environment": " ".join([env.name, *(f"{key}={value}" for key, value in changed.items())]),
         "episodes": f"{len(returns):,} (seed {flags.seed})",
-        "return": str(evaluation),
+        "return (mean ± std)": str(evaluation),
         "95% interval of the mean": "-" if low_and_high is None else " to ".join(map(number, low_and_high)),
         "smallest, largest return": f"{number(min(returns))}, {number(max(returns))}",
         "episode length": f"{number(length_mean)} ({min(lengths):,} to {max(lengths):,})",
@@ -190,6 +194,12 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
     """Run the episodes. Raises Interrupted when asked to stop meanwhile."""
     from gymnasium.error import DependencyNotInstalled
 
+    # pygame would draw into nothing; SDL_VIDEODRIVER is a choice of the user's
+    if flags.render and sys.platform == "linux" and not {*_DISPLAYS, "SDL_VIDEODRIVER"} & set(os.environ):
+        raise UsageError(
+            f"render={flags.render}: there is no display, neither {' nor '.join(_DISPLAYS)} is set",
+            allowed="video=<episodes>, which writes films",
+        )
     n_envs = 1 if flags.render == "human" else min(_ENVS, flags.episodes)  # a person watches one window
     if config.type == "simulator":
         n_envs = flags.episodes  # each of its environments plays one
