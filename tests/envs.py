@@ -281,6 +281,14 @@ class FourValues(Sound):
         return ZEROS, 1.0, False, {}
 
 
+class OutOfItsSpace(Sound):
+    """Its observations have other shapes than its space."""
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return (np.concatenate([observation, observation]), *rest)
+
+
 class NoEnv:
     """Has all methods of an environment, but is not a gymnasium.Env."""
 

@@ -19,7 +19,7 @@ from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, UsageError
 from border_cli.core.spaces import ACTION_MASK, Array, EnvSpec
 from border_cli.core.types import Step
-from border_cli.envs.checks import EnvApiError, checked
+from border_cli.envs.checks import EnvApiError, EnvDataError, checked
 from border_cli.envs.group import GymEnv, mask_root, spec_of
 from border_cli.envs.gym_spaces import may_hold_categories, part_name
 from border_cli.envs.make import check_statistics
@@ -137,6 +137,8 @@ def _refusal(error: ActorLostError, env: GymEnv | None) -> UsageError:
     if mistake:
         hint = "a wrapper can add up several rewards (env.wrappers)" if "reward" in mistake else _API
         return UsageError(f"env: {mistake}\n{hint}")
+    if isinstance(cause, EnvDataError):
+        return UsageError(f"env: {cause}")
     done = {"make": "made", "reset": "reset", "step": "stepped"}[error.context["phase"]]
     first = str(cause).partition("\n")[0]
     hint = "env.kwargs.… are its arguments; debug=true shows its traceback"

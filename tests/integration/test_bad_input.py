@@ -112,6 +112,10 @@ PREFLIGHT = [
         "env: reset() takes no seed|gymnasium's API",
     ),
     Row("env=gym env.entry_point=tests.envs:FourValues", "env: step() returns 4 values"),
+    Row(
+        "env=gym env.entry_point=tests.envs:OutOfItsSpace",
+        "error: env: environment 0, episode 1|its space says",
+    ),
     Row("env=gym env.imports=[tests.envs] env.id=tests/NoEnv-v0", "raised when it was made|gymnasium.Env"),
     Row("env=gym env.id=Pendulum-v1", "Discrete"),
     Row("agent.strides=[8,8,8] agent.kernels=[8,8,8]", "agent.kernels has no effect|agent.hidden"),
