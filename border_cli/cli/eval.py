@@ -194,8 +194,9 @@ def _run_episodes(flags: Namespace, saved: SavedModel, config: EnvConfig, policy
     """Run the episodes. Raises Interrupted when asked to stop meanwhile."""
     from gymnasium.error import DependencyNotInstalled
 
-    # pygame would draw into nothing; SDL_VIDEODRIVER is a choice of the user's
-    if flags.render and sys.platform == "linux" and not {*_DISPLAYS, "SDL_VIDEODRIVER"} & set(os.environ):
+    # gymnasium's would draw into nothing, those of users may print; SDL_VIDEODRIVER is a choice of the user's
+    has_display = sys.platform != "linux" or any(map(os.environ.get, (*_DISPLAYS, "SDL_VIDEODRIVER")))
+    if flags.render and not has_display and config.entry_point is None and not config.imports:
         raise UsageError(
             f"render={flags.render}: there is no display, neither {' nor '.join(_DISPLAYS)} is set",
             allowed="video=<episodes>, which writes films",

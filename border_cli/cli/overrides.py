@@ -25,6 +25,7 @@ from border_cli.config.convert import (
     nearest_key,
     read_section,
 )
+from border_cli.config.registry import module_path
 from border_cli.config.schema import GROUPS
 from border_cli.core.errors import UsageError, nearest
 from border_cli.run.directory import names_in
@@ -170,9 +171,9 @@ def check_single(overrides: Sequence[Override]) -> None:
         kind = "" if field is None else str(field.type)
         as_list = f", or one run with a list: {key}=[{text}]" if "list" in kind else ""
         number = None
-        if "int" in kind and re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+        if "int" in kind and not as_list and re.fullmatch(r"[1-9]\d{0,2}(,000)+", text):
             number = text.replace(",", "")
-        elif "float" in kind and re.fullmatch(r"\d+,\d+", text):
+        elif "float" in kind and not as_list and re.fullmatch(r"0,\d+", text):
             number = text.replace(",", ".")
         raise UsageError(
             f"{key}={text} has several values",
@@ -225,7 +226,7 @@ def _check_choice(override: Override, options: Sequence[str], agent: str = "") -
             match = of_agent if of_agent in options else nearest(name, options)
             others = ["env=gym env.id=<id> env.imports=[<package>]"] if group == "env" else []
             if group == "env" and ":" in name:
-                match = f"gym env.entry_point={name}"
+                match = f"gym env.entry_point={module_path(name)}"
             if (plugin := name.partition("_")[0]) in _HYDRA_PLUGINS.get(group, ()):
                 package = f"hydra-{plugin}-{group.removeprefix('hydra/')}"
                 others = [f"{group}={name} after pip install {package}"]

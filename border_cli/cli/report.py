@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> None:
     if not read:
         names = sorted({name for run in every for name in run.curves})
         match = nearest(flags.metric, names, cutoff=0.3)
-        if flags.metric.startswith("eval/") and "train/episode_return" in names:  # no evaluation yet
+        evaluated = any(name.startswith("eval/") for name in names)
+        if flags.metric.startswith("eval/") and not evaluated and "train/episode_return" in names:
             match = "train/episode_return"
         raise UsageError(
             f"none of {len(run_dirs)} runs has a record of {flags.metric}",

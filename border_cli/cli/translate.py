@@ -43,7 +43,7 @@ def check_words(argv: Sequence[str], command: str) -> None:
     if translation.foreign:
         foreign, left_out = translation.foreign, "; ".join(translation.left_out)
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-        of_keys = all(re.match(rf"({'|'.join(GROUPS)}|device)[ =]", word) for word in foreign)
+        of_keys = all(re.match(rf"({'|'.join(GROUPS)}|device)=", word) for word in foreign)
         what, allowed = ("values", "see border-train --help") if of_keys else ("settings", "key=value")
         raise UsageError(
             f"unknown {what}: {', '.join(foreign[:3])}{more}",
@@ -93,6 +93,9 @@ class _Translation:
             keys = known_keys({"agent": {"type": agent}}) if agent in AGENTS else self._keys
             # two words of another tool may mean the same key: the last one counts
             last = {word.partition("=")[0] if "=" in word else str(i): i for i, word in enumerate(self.words)}
+            self.left_out += [
+                f"{w} (a second time)" for i, w in enumerate(self.words) if i not in last.values()
+            ]
             self.words = [word for i, word in enumerate(self.words) if i in last.values()]
             for word in list(self.words):
                 key = word.partition("=")[0]
@@ -108,11 +111,10 @@ class _Translation:
             self.words += [word, *rest[:n_values]]
             del rest[:n_values]
             return
-        if (
-            word in GROUPS and rest and re.fullmatch(r"=?[^-=]*", rest[0])
-        ):  # agent dqn, agent = dqn, agent =dqn
+        # agent dqn, agent = dqn, agent =dqn
+        if word in GROUPS and rest and re.fullmatch(r"=?(?!-)[^=]*", rest[0]):
             typed = [word, rest.pop(0)]
-            if typed[1] == "=" and rest:
+            if typed[1] == "=" and rest and "=" not in rest[0]:
                 typed.append(rest.pop(0))
             self.foreign.append(" ".join(typed))
             self.words += self._meant(word, typed[-1].lstrip("="), self.foreign[-1])

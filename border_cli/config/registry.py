@@ -146,11 +146,18 @@ def nearest_path(path: str) -> str | None:
     return f"{module}:{name}" if dot and ":" not in path else None
 
 
+def module_path(path: str) -> str:
+    """`package.module:name` for `./package/module.py:name`."""
+    file, colon, name = path.replace("\\", "").partition(":")
+    return f"{'.'.join(Path(file.removesuffix('.py')).parts)}{colon}{name}"
+
+
 def _nearest_module(module: str, rest: str) -> str | None:
     """The path of a module in the current folder that was probably meant, such as by `./my_module.py`."""
-    name = ".".join(part for part in Path(module.removesuffix(".py")).parts if part != "..")
-    match = nearest(name, (file.stem for file in Path.cwd().glob("*.py")))
-    return match and f"{match}{rest}"
+    name, folder = module_path(module), Path.cwd()
+    files = [file for pattern in ("*.py", "*/*.py") for file in folder.glob(pattern)]
+    match = nearest(name, (module_path(str(file.relative_to(folder))) for file in files))
+    return f"{match}{rest}" if match not in (None, module) else None
 
 
 def import_path(path: str, key: str = "") -> Any:
@@ -164,7 +171,7 @@ def import_path(path: str, key: str = "") -> Any:
     label = f"{key}: " if key else ""
     root, folder = module.partition(".")[0], str(Path.cwd())
     try:
-        if not all(map(str.isidentifier, module.split("."))):
+        if "/" in module or not all(module.split(".")):
             raise ModuleNotFoundError(name=module)
         if root not in sys.modules and folder not in sys.path and importlib.util.find_spec(root) is None:
             sys.path.append(folder)  # last: a file there takes no other module's place

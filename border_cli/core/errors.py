@@ -98,13 +98,13 @@ class IncompatibleStateError(ValueError):
 
 
 def nearest(word: str, candidates: Iterable[str], cutoff: float | None = None) -> str | None:
-    """The candidate that was probably meant by `word`: the only one that begins with it, else the most similar one.
+    """The candidate that was probably meant by `word`: the one that begins with it, else the most similar one.
 
     Case does not matter. None where there is neither: a wrong hint is worse than none.
     """
     word, by_lower = word.lower(), {candidate.lower(): candidate for candidate in candidates}
-    matches = [name for name in by_lower if name.startswith(word)]
-    if len(word) < 4 or len(matches) != 1:
+    matches = sorted((name for name in by_lower if name.startswith(word)), key=len)
+    if len(word) < 4 or not matches or not all(name.startswith(matches[0]) for name in matches):
         # one wrong letter of three, or two that are swapped
         cutoff = cutoff or (0.65 if len(word) <= 4 else 0.77)
         matches = difflib.get_close_matches(word, list(by_lower), n=1, cutoff=cutoff)

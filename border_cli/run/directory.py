@@ -138,11 +138,9 @@ def exclusive(path: Path) -> Iterator[Path]:
 def _check_no_run(path: Path) -> None:
     held = [name for name in _OWN_FILES if (path / name).exists()]
     if held:
-        raise UsageError(
-            f"{shown(path)} already holds a run ({held[0]})",
-            nearest=f"resume={shown(path)}",
-            allowed="a folder without a run",
-        )
+        again = f"resume={shown(path)}" if (path / CONFIG_FILE).is_file() else None
+        allowed = "a folder without a run"
+        raise UsageError(f"{shown(path)} already holds a run ({held[0]})", nearest=again, allowed=allowed)
 
 
 def write_config(run_dir: Path, config: TrainConfig) -> None:

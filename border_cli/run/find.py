@@ -114,5 +114,5 @@ def _last(run_dir: Path) -> Located:
 
 def _no_run(path: Path, allowed: str = _ALLOWED) -> UsageError:
     what = f"is not a run: it has neither {CONFIG_FILE} nor checkpoints" if path.exists() else "is not there"
-    match = str(RUNS / path) if (RUNS / path).is_dir() else None
-    return UsageError(f"{path} {what}", nearest=match, allowed=allowed)
+    is_known = not path.exists() and (RUNS / path / CONFIG_FILE).is_file()
+    return UsageError(f"{path} {what}", nearest=str(RUNS / path) if is_known else None, allowed=allowed)

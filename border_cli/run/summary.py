@@ -244,7 +244,9 @@ class RunFiles:
         if saved_at:
             again = f"border-train resume={typed(self.run_dir, self._config)}"
             add_note(error, f"the state of opt step {saved_at} is saved: {again}")
-        elif not kept and str(error).count("\n") < 2:  # three lines at most
+        elif (
+            not kept and not (self.loop and self.loop.parts.limiter.opt_steps) and str(error).count("\n") < 2
+        ):  # three lines at most
             add_note(error, "nothing is saved: there was no opt step yet")
 
     def _write(self, result: RunResult | None = None) -> None:

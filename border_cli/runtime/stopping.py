@@ -35,6 +35,10 @@ def handle(number: signal.Signals, handler: Callable[..., object]) -> Any:
     return signal.signal(number, handler)
 
 
+def _same_key_press(*_: object) -> None:
+    """The handler of SIGINT shortly after a first one."""
+
+
 _unblocked = threading.local()
 
 
@@ -91,7 +95,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.code: ExitCode | None = None
-        self._save_requested = False
+        self._save_requested = self._signalled = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __call__(self) -> bool:
@@ -131,7 +135,10 @@ class StopFlag:
             self._save_requested = True
             return
         self.request(_CODES[signal.Signals(number)])
-        signal.signal(signal.SIGINT, lambda *_: None)
+        if self._signalled:
+            return
+        self._signalled = True
+        handle(signal.SIGINT, _same_key_press)
         sleep(_SAME_KEY_PRESS_S)
         # Process 1 of a container has no default action.
         again = signal.SIG_DFL if os.getpid() != 1 else lambda *_: os._exit(ExitCode.SIGINT)

@@ -35,7 +35,10 @@ COMPOSITION = [
     ),
     Row("env=null", "env: there is no 'null'|allowed: env=gym env.id=<id> env.imports=[<package>], acrobot"),
     Row("env=cart", "env: there is no 'cart'|nearest: env=cartpole"),
-    Row("env=my_file:MyEnv", "there is no 'my_file:MyEnv'|nearest: env=gym env.entry_point=my_file:MyEnv"),
+    Row(
+        "env=./own_envs.py:MyEnv",
+        "there is no './own_envs.py:MyEnv'|nearest: env=gym env.entry_point=own_envs:MyEnv",
+    ),
     Row("agent=iqn preset=cartpole", "preset: there is no 'cartpole'|nearest: preset=iqn_cartpole"),
     Row("agent@other=dqn", "'agent@other=dqn' is not a setting|allowed: key=value"),
     Row("n_actor", "'n_actor' is not a setting|nearest: n_actors=<value>"),
@@ -44,6 +47,7 @@ COMPOSITION = [
     Row(
         "trainer.max_env_steps=50,000", "has several values|nearest: trainer.max_env_steps=50000|allowed: -m"
     ),
+    Row("seed=1,200", "seed=1,200 has several values\nallowed: -m"),
     Row("agent.lr=0,001", "has several values|nearest: agent.lr=0.001|allowed: -m"),
     Row("-m seed=interval(0,1)", "seed=interval(0,1) is a search space|border_optuna"),
     Row("--help agent.lrr", "no such key with the values of agent=dqn|nearest: --help agent.lr"),
@@ -102,6 +106,7 @@ PREFLIGHT = [
         for path, message in (
             ("own_envs:MyENV", "own_envs has no 'MyENV'|nearest: own_envs:MyEnv"),
             ("./own_envs.py:MyEnv", "there is no module './own_envs.py'|nearest: own_envs:MyEnv"),
+            ("my-envs:MyENV", "my-envs has no 'MyENV'|nearest: my-envs:MyEnv"),
             ("own_env:MyEnv", "there is no module 'own_env'|nearest: own_envs:MyEnv"),
             ("own_envs", "'own_envs' names no class or function|allowed: module:name"),
         )
@@ -151,7 +156,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "unsupported_spaces.py").write_text(TEXT_ENV, encoding="utf-8")
-    (tmp_path / "own_envs.py").write_text("class MyEnv:\n    pass\n", encoding="utf-8")
+    for name in ("own_envs.py", "my-envs.py"):
+        (tmp_path / name).write_text("class MyEnv:\n    pass\n", encoding="utf-8")
     (tmp_path / "unreadable.py").write_text("class It(:\n", encoding="utf-8")
     for name in ("taken", "broken"):
         (tmp_path / name).mkdir()

@@ -62,7 +62,7 @@ LINES = {
     ),
     "recorder.wandb=true": "recorder.wandb=online",
     "--agent dqn --trainer.max_opts=5": "agent=dqn trainer.max_opts=5",
-    "agent dqn env = cartpole, seed=1": "agent=dqn env=cartpole seed=1",
+    "agent QR-DQN env = cartpole, seed=1": "agent=qrdqn env=cartpole seed=1",
     "trainer.max_steps=50000 trainer.max_env_steps=50000": "trainer.max_env_steps=50000",
     "-m agent=DQN,IQN env=CartPole-v1,LunarLander-v2": "-m agent=dqn,iqn env=cartpole,lunarlander",
 }
