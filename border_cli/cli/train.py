@@ -70,12 +70,11 @@ def main(argv: Sequence[str]) -> int:
         stored, config = stored_config(run_dir, overrides, flags.trust)
         return int(resume_run(run_dir, stored, config, launch).code)
     composer = Composer(overrides, flags.config_dir)
-    if flags.help or flags.cfg:
-        show(
-            help_page(composer, topics)
-            if flags.help
-            else dump(with_auto(to_plain(composer.compose().config)))
-        )
+    if flags.help:
+        show(help_page(composer, topics))
+        return ExitCode.DONE
+    if flags.cfg:
+        show(dump(with_auto(to_plain(composer.compose().config))))
         return ExitCode.DONE
     if flags.multirun:
         return run_sweep(composer, launch, flags.sweep)

@@ -60,9 +60,8 @@ def first_to_end(p: Progress) -> Budget | None:
     ):
         if limit is not None:
             left = max(0.0, limit - used)
-            eta_s = (
-                left / per_sec if left and per_sec else None
-            )  # once it is used up, evaluations may take long
+            # Once it is used up, the last evaluations may take long.
+            eta_s = left / per_sec if left and per_sec else None
             budgets.append(Budget(unit, used, limit, eta_s))
     if any(budget.eta_s is None for budget in budgets):
         return max(budgets, key=lambda budget: budget.fraction)

@@ -219,6 +219,7 @@ class RunFiles:
         interrupted = isinstance(error, Interrupted)
         code = error.code if isinstance(error, BorderError | Interrupted) else ExitCode.DEFECT
         saved_at = 0 if self.loop is None else self.loop.parts.checkpoints.saved_at
+        learned = self.loop is not None and self.loop.parts.limiter.opt_steps > 0
         kept = 0 if self._resumed is None or self._resumed.path is None else self._resumed.opt_steps
         try:
             # On resume, the summary stays that of the earlier launch until the saved state has been loaded.
@@ -244,9 +245,7 @@ class RunFiles:
         if saved_at:
             again = f"border-train resume={typed(self.run_dir, self._config)}"
             add_note(error, f"the state of opt step {saved_at} is saved: {again}")
-        elif (
-            not kept and not (self.loop and self.loop.parts.limiter.opt_steps) and str(error).count("\n") < 2
-        ):  # three lines at most
+        elif not (kept or learned) and str(error).count("\n") < 2:  # three lines at most
             add_note(error, "nothing is saved: there was no opt step yet")
 
     def _write(self, result: RunResult | None = None) -> None:
