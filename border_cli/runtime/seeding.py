@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,7 +73,11 @@ def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     check_like(State({}, {"state": state}), State({}, {"state": rng.bit_generator.state}), "a generator")
     before = rng.bit_generator.state
     try:
-        rng.bit_generator.state = dict(state)
-    except (ValueError, OverflowError) as e:  # a number out of range
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error", DeprecationWarning
+            )  # numpy below 2 takes another number, with a warning
+            rng.bit_generator.state = dict(state)
+    except (ValueError, OverflowError, DeprecationWarning) as e:  # a number out of range
         rng.bit_generator.state = before
         raise IncompatibleStateError(f"the saved state of a generator does not fit: {e}") from e
