@@ -66,9 +66,10 @@ def help_page(composer: Composer, topics: Sequence[str] = ()) -> str:
     composed = (
         f"with the values of agent={chosen['agent']} env={chosen['env']} preset={values['preset.name']}"
     )
+    shown = [key for key in infos if not key.endswith(".type")]
     for topic in topics:
-        if topic not in GROUPS and topic not in infos:
-            match = nearest_key(topic, [*GROUPS, *infos])
+        if topic not in GROUPS and topic not in shown:
+            match = nearest_key(topic, [*GROUPS, *shown])
             raise UsageError(
                 f"--help {topic}: there is no such group, and no such key {composed}",
                 nearest=match and f"--help {match}",
@@ -76,11 +77,9 @@ def help_page(composer: Composer, topics: Sequence[str] = ()) -> str:
             )
     if topics:
         choices = [f"{group}={' | '.join(composer.choices(group))}" for group in topics if group in GROUPS]
-        keys = [
-            key for key in infos if {key, key.partition(".")[0]} & set(topics) and not key.endswith(".type")
-        ]
-        lines = _key_lines(keys, infos, values) if keys else ()
-        return "\n".join([*choices, *([""] if choices else []), f"Keys {composed}", *lines])
+        keys = [key for key in shown if {key, key.partition(".")[0]} & set(topics)]
+        head = [*choices, *([""] if choices else []), f"Keys {composed}"]
+        return "\n".join([*head, *_key_lines(keys, infos, values)])
     page = [read_page("train"), "Groups"]
     for group, section in vars(TrainConfig()).items():
         if group in GROUPS and group != "preset":

@@ -74,9 +74,8 @@ def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     before = rng.bit_generator.state
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", DeprecationWarning
-            )  # numpy below 2 takes another number, with a warning
+            # numpy below 2 warns of a negative number, and takes another one
+            warnings.simplefilter("error", DeprecationWarning)
             rng.bit_generator.state = dict(state)
     except (ValueError, OverflowError, DeprecationWarning) as e:  # a number out of range
         rng.bit_generator.state = before
