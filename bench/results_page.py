@@ -22,7 +22,7 @@ FAMILIES = {
     "cartpole": ("cartpole",),
     "classic-control": ("acrobot", "mountaincar", "mountaincarcontinuous", "pendulum"),
     "box2d": ("bipedalwalker", "lunarlander"),
-    "mujoco": ("halfcheetah",),
+    "mujoco": ("halfcheetah", "hopper", "walker2d", "ant", "humanoid"),
     "images": ("catch", "pong", "breakout", "qbert"),
 }
 """The environments of each page."""
