@@ -176,6 +176,8 @@ ONLY_TIME = "trainer.max_env_steps=null trainer.max_time=9"
         ("device=cuda", {"replay_on_gpu": True}, "agent.compile='true' threads=1 buffer.device=cuda"),
         ("", {"replay_fits": False, "screen": True}, "checkpoint.replay=none recorder.console=screen"),
         ("agent.type=crossq device=cuda", {}, "agent.critic_hidden=[1024,1024]"),
+        ("agent.type=flashsac device=cuda", {}, "agent.critic_hidden=[256,256]"),
+        ("agent.type=flashsac", {}, "agent.hidden=[64,64]"),
         ("agent.type=crossq agent.hidden=[9] trainer.max_opts=9", {}, "agent.critic_hidden=[9]"),
         ("agent.type=crossq device=cuda agent.critic_hidden=[7]", {}, "agent.critic_hidden=[7]"),
         ("init_from=runs/latest", {"init_from": "/runs/a/best"}, "init_from=/runs/a/best"),

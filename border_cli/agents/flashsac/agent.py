@@ -183,7 +183,7 @@ class ReturnStatistics(nn.Module):
 
     @torch.no_grad()
     def updated(self, returns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The buffers with one more batch (B,). The newest has the weight 1/count, at least 1/10,000."""
+        """The buffers with one more batch (B,). The newest has the weight 1/count, at least 1/300."""
         mean, square, largest, count = self.buffers()
         count = (count + 1.0).clamp(max=_MOST_BATCHES)
         weight = count.reciprocal()

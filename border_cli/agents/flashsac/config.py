@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from border_cli.agents.config import ActorCriticConfig
@@ -12,7 +12,7 @@ from border_cli.core.errors import UsageError
 
 @dataclass
 class FlashsacConfig(ActorCriticConfig):
-    """FlashSAC (Kim et al., 2026), with networks narrow enough for a CPU."""
+    """FlashSAC (Kim et al., 2026), on a CPU with narrower networks."""
 
     not_in_opt_step: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.not_in_opt_step, "noise_repeat")
     only_with: ClassVar[dict[str, str]] = ActorCriticConfig.only_with | {
@@ -28,10 +28,16 @@ class FlashsacConfig(ActorCriticConfig):
     lr_schedule: str = override_default(ActorCriticConfig, "lr_schedule", "linear")
     lr_final: float = override_default(ActorCriticConfig, "lr_final", 0.5)
     hidden: list[int] = option(
-        [64, 64], "units of each block of the policy, all the same", unit="units", ge=1
+        [],
+        "units of each block of the policy, all the same; []: [64,64], on a GPU [128,128]",
+        unit="units",
+        ge=1,
     )
     critic_hidden: list[int] = option(
-        [64, 64], "units of each block of each critic, all the same", unit="units", ge=1
+        [],
+        "units of each block of each critic, all the same; []: [64,64], on a GPU [256,256]",
+        unit="units",
+        ge=1,
     )
     policy_interval: int = override_default(ActorCriticConfig, "policy_interval", 2)
     entropy_coef_start: float = override_default(ActorCriticConfig, "entropy_coef_start", 0.01)
@@ -60,8 +66,15 @@ class FlashsacConfig(ActorCriticConfig):
             )
         for key in ("hidden", "critic_hidden"):
             widths: list[int] = getattr(self, key)
-            if len(set(widths)) != 1:
+            if len(set(widths)) > 1:
                 raise UsageError(
                     f"agent.{key}={widths}: the blocks of FlashSAC add their outputs to their inputs",
                     allowed=f"one number, repeated for each block, such as agent.{key}=[128,128]",
                 )
+
+    def on_device(self, device: str) -> FlashsacConfig:
+        """The published widths on a GPU, where they take little time."""
+        policy, critic = (128, 256) if device.startswith("cuda") else (64, 64)
+        return replace(
+            self, hidden=self.hidden or [policy] * 2, critic_hidden=self.critic_hidden or [critic] * 2
+        )
