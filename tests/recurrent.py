@@ -17,9 +17,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.dqn.agent import DqnAlgorithm, DqnPolicy, check_spec
+from border_cli.agents.dqn.agent import DqnAlgorithm, DqnPolicy, DqnState, check_spec
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.loss import DqnState
 from border_cli.agents.dqn.network import QNetwork
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.config.registry import register

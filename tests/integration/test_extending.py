@@ -17,7 +17,7 @@ import torch
 from hydra.core.config_store import ConfigStore
 
 import border_cli
-from border_cli.agents.dqn.loss import NO_STEP_NOISE
+from border_cli.agents.dqn.agent import NO_STEP_NOISE
 from border_cli.agents.params import TensorBatch
 from border_cli.cli.eval import export
 from border_cli.cli.eval import main as evaluate

@@ -102,7 +102,7 @@ def test_current_and_next_actions_are_one_batch_of_the_critics() -> None:
     learner, rows = agent(entropy_coef=0.0), batch()
     networks, noise = learner.algorithm.networks, learner.algorithm.noise(16)
     with torch.no_grad():
-        bijector = learner.algorithm.constants.bijector
+        bijector = learner.algorithm.bijector
         parameters = networks.policy(rows.next_obs)  # by its running statistics
         next_action = bijector.squash(parameters.mean + parameters.std * noise.next_action)
         actions = bijector.unscale(torch.cat([rows.action, next_action]))

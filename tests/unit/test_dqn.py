@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,21 +12,21 @@ import torch
 
 from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.dqn.agent import EpsilonSchedule, epsilon_greedy, make_agent
-from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.loss import (
+from border_cli.agents.dqn.agent import (
     NO_STEP_NOISE,
-    DqnNetworks,
+    DqnAlgorithm,
     DqnState,
+    EpsilonSchedule,
     StepNoise,
-    make_head,
-    opt_step,
-    td_targets,
+    epsilon_greedy,
+    make_agent,
 )
+from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import NO_NOISE, Noise
 from border_cli.agents.params import FlatParams, TensorBatch
 from border_cli.config.schema import BufferConfig
 from border_cli.core.errors import UsageError
+from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.replay.buffer import Returns, RowReplayBuffer, make_buffer
 from tests.fakes import processed
 from tests.unit.test_step_processor import SPEC, step
@@ -37,7 +37,7 @@ T = torch.tensor
 class Linear(torch.nn.Module):
     """Q(s, a) = w_a · s plus the noise of the action, and plus the level τ if quantiles are drawn."""
 
-    branches = (2,)
+    noise_size = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,14 +59,24 @@ def after_opt_step(
     target_weights: tuple[float, float] = (2.0, 1.0),
     batch: TensorBatch = BATCH,
     noise: StepNoise = NO_STEP_NOISE,
-    mask: str | None = None,
 ) -> tuple[DqnState, list[float]]:
     """Do an opt step of `Linear`. Returns the state, and loss, Q, target and gradient norm."""
+    algorithm = of_linear(config, target_weights, "mask" in batch.obs)
+    algorithm.learn(algorithm.networks, algorithm.state, batch, noise, 1.0, 0)
+    return algorithm.state, algorithm.stats.sums.tolist()
+
+
+def of_linear(
+    config: DqnConfig, target_weights: tuple[float, float] = (2.0, 1.0), masked: bool = False
+) -> DqnAlgorithm:
+    """Return the algorithm of `Linear`. masked: the observation has the leaf "mask"."""
+    obs = (ObsLeaf("obs", (), "box", (1,), "float32"),)
+    mask = (ObsLeaf("mask", ("action_mask",), "multi_binary", (2,), "int8"),) if masked else ()
+    spec = EnvSpec(ObsSpec((*obs, *mask)), ActionSpec("discrete", n=2))
     network = FlatParams(Linear())
     state = DqnState.init(network, network.init())
     state.target.copy_(T(target_weights))
-    opt_step(DqnNetworks.bind(network, state), make_head(config), config, state, batch, noise, mask)
-    return state, state.stats.sums.tolist()
+    return DqnAlgorithm(network, state, config, spec, 0)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,7 @@ def test_targets_by_hand(double: bool, batch: TensorBatch, forbidden: list[int],
     batch = dataclasses.replace(
         batch, obs=batch.obs | {"mask": allowed}, next_obs=batch.next_obs | {"mask": next_allowed}
     )
-    _, scalars = after_opt_step(DqnConfig(double=double, loss="mse"), (1.0, 3.0), batch, mask="mask")
+    _, scalars = after_opt_step(DqnConfig(double=double, loss="mse"), (1.0, 3.0), batch)
     assert scalars[:3] == pytest.approx([(target - 2) ** 2, 2.0, target])
 
 
@@ -160,7 +170,7 @@ def test_munchausen_targets_by_hand(
     obs, next_obs = batch.obs | {"mask": allowed}, batch.next_obs | {"mask": next_allowed}
     batch = dataclasses.replace(batch, action=T([action]), obs=obs, next_obs=next_obs)
     config = DqnConfig(**MUNCHAUSEN, munchausen_clip=clip)
-    _, scalars = after_opt_step(config, (1.0, 3.0), batch, mask="mask")
+    _, scalars = after_opt_step(config, (1.0, 3.0), batch)
     assert scalars[2] == pytest.approx(target, rel=1e-5)
 
 
@@ -168,11 +178,9 @@ def test_munchausen_targets_of_quantiles_by_hand() -> None:
     """The policy in s' is that of the means 2.5 and 6.5 of the target's quantiles, each of which has a target."""
     config = DqnConfig(**MUNCHAUSEN, head="implicit_quantile")
     tau, drawn = T([[0.1, 0.9]]), T([[0.25, 0.75]])
-    nets = DqnNetworks(Linear(), Linear(), ())
-    cast(Any, nets.target).w.data = T([1.0, 3.0])
-    noise = StepNoise(Noise(tau), Noise(drawn))
+    algorithm = of_linear(config, (1.0, 3.0))
     with torch.no_grad():
-        target = td_targets(nets, make_head(config), config, BATCH, noise, None)
+        target = algorithm.targets(algorithm.networks, BATCH, StepNoise(Noise(tau), Noise(drawn)))
     bonus = max(0.5 * LOG_PI[0], -1.0)
     soft = [
         float((np.exp(NEXT_LOG_PI) * ([2.0 + d, 6.0 + d] - 0.5 * NEXT_LOG_PI)).sum()) for d in (0.25, 0.75)

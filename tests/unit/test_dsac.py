@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from border_cli.agents.actor_critic import SCALARS
 from border_cli.agents.dsac.agent import log_probabilities, make_agent
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.params import TensorBatch
-from border_cli.agents.sac.loss import SCALARS
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 

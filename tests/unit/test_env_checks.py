@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from border_cli.actors.sampler import Sampler
 from border_cli.actors.step_processor import RowProcessor
-from border_cli.agents.dqn.loss import ScalarHead, td_target
+from border_cli.agents.dqn.heads import ScalarHead
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, UsageError
 from border_cli.core.progress import Progress
@@ -342,7 +342,7 @@ def targets(buffer: RowReplayBuffer) -> dict[float, tuple[float, float]]:
     batch = buffer.batch(len(buffer))
     value = torch.from_numpy(100.0 * batch.next_obs["obs"])
     columns = (torch.from_numpy(rows) for rows in (batch.reward, batch.discount, batch.terminated))
-    y = td_target(ScalarHead("huber"), value.unsqueeze(-1), value, *columns)[:, 0]
+    y = ScalarHead("huber").target(value, *columns)[:, 0]
     sampled = zip(batch.obs["obs"][:, 0], y, batch.next_obs["obs"][:, 0], strict=True)
     return {float(obs): (float(target), float(next_obs)) for obs, target, next_obs in sampled}
 

@@ -139,7 +139,7 @@ def test_current_and_next_rows_are_one_batch_of_each_network_that_learns() -> No
     networks = learner.algorithm.networks
     noise = learner.algorithm.noise(16)
     with torch.no_grad():
-        bijector = learner.algorithm.constants.bijector
+        bijector = learner.algorithm.bijector
         parameters = networks.policy(rows.next_obs)  # by its running statistics
         next_action = bijector.squash(parameters.mean + parameters.std * noise.next_action)
     both = torch.cat([rows.obs["obs"], rows.next_obs["obs"]])

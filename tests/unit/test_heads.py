@@ -12,7 +12,7 @@ import torch
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.config import C51Config, atoms_of
-from border_cli.agents.dqn.loss import CategoricalHead, QuantileHead, ScalarHead
+from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.core.errors import UsageError

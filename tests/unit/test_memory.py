@@ -134,7 +134,7 @@ def test_targets_loss_and_errors_of_r2d2_row_by_row() -> None:
 def test_targets_loss_and_errors_of_rsac_row_by_row() -> None:
     learner, batch = make_learner("rsac", entropy_coef=0.25), batch_of("rsac", 1, weighted=True)
     algorithm: Any = learner.algorithm
-    networks, bijector, rows = algorithm.networks, algorithm.constants.bijector, SHAPE.length
+    networks, bijector, rows = algorithm.networks, algorithm.bijector, SHAPE.length
     with torch.no_grad():
         networks.critics_target.gru.weight_x.mul_(0.5)
     state = algorithm.rng.bit_generator.state

@@ -12,10 +12,10 @@ from gymnasium import spaces
 
 from border_cli.agents.dqn.agent import DqnPolicy, make_agent, make_policy
 from border_cli.agents.dqn.config import HEADS, DqnConfig
-from border_cli.agents.dqn.loss import DqnNetworks, DqnState, make_head, opt_step
+from border_cli.agents.dqn.heads import make_head
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.nets import Encoder, NoisyLinear, numpy_network, scaled_noise, to_tensors
-from border_cli.agents.params import FlatParams, TensorBatch
+from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.config import SacConfig, Td3Config
 from border_cli.agents.sac.network import PolicyNetwork
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
@@ -110,17 +110,15 @@ def test_each_opt_step_has_new_noise_and_levels_which_the_seed_determines() -> N
 def test_importance_weights_scale_the_rows() -> None:
     """A row of weight 0 has no effect except on the divisor of the mean."""
     c = config(loss="mse", max_grad_norm=None)
-    net = FlatParams(network(c))
     gradients = []
     for weight, rows in ((T([2.0, 0.0]), slice(0, 2)), (None, slice(0, 1))):
-        state = DqnState.init(net, net.init())
-        nets = DqnNetworks.bind(net, state)
+        algorithm = make_agent(c, SPEC, 3).algorithm
         obs = {"obs": observations(2)["obs"][rows]}
         n = len(obs["obs"])
         over = torch.ones(n, dtype=torch.bool)
         batch = TensorBatch(obs, T([1, 2])[rows], T([1.0, 5.0])[rows], torch.ones(n), over, obs, weight)
-        opt_step(nets, make_head(c), c, state, batch)
-        gradients.append(state.online.exp_avg)
+        algorithm.opt_step(batch, 1)
+        gradients.append(algorithm.state.online.exp_avg)
     assert torch.allclose(*gradients)
 
 

@@ -11,9 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.agents.sac.agent import StateDependentNoise, make_agent, make_policy
+from border_cli.agents.sac.agent import (
+    StateDependentNoise,
+    critic_losses,
+    make_agent,
+    make_policy,
+    sample_action,
+    smooth_action,
+    soft_target,
+)
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
-from border_cli.agents.sac.loss import critic_losses, sample_action, smooth_action, soft_target
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
 from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
@@ -227,7 +234,7 @@ def test_a_component_with_equal_bounds_has_no_part_in_densities() -> None:
         assert density.item() == pytest.approx(expected)
     for low, target_entropy in ((3.0, -1.0), (0.0, -2.0)):
         algorithm: Any = make_agent(small(), spec((-2.0, low), (2.0, 3.0)), 0).algorithm
-        assert algorithm.constants.target_entropy == target_entropy
+        assert algorithm.target_entropy == target_entropy
 
 
 def test_the_size_of_the_action_box_does_not_change_the_entropy() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from border_cli.agents.actor_critic import SCALARS
 from border_cli.agents.params import TensorBatch
-from border_cli.agents.sac.agent import make_agent
+from border_cli.agents.sac.agent import StepNoise, make_agent
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
-from border_cli.agents.sac.loss import SCALARS, StepNoise, opt_step
 from tests.unit.test_sac import T, small, spec
 
 
@@ -53,7 +53,7 @@ ROW = TensorBatch(OBS, T([[1.0]]), T([1.0]), T([0.9]), T([False]), OBS)
 def step_of(algorithm: Any, z: float, next_z: float, **others: Any) -> dict[str, float]:
     """Run an opt step with these standard normal numbers for the action and the next action, and other random numbers."""
     noise = StepNoise(T([[z]]), T([[next_z]]), **others)
-    opt_step(algorithm.networks, algorithm.constants, algorithm.state, ROW, noise)
+    algorithm.learn(algorithm.networks, algorithm.state, ROW, noise, 1.0, 1)
     return dict(zip(SCALARS, algorithm.stats.sums.tolist(), strict=True))
 
 

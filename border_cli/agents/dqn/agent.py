@@ -1,4 +1,9 @@
-"""The value-based family: the policy that acts, and the algorithm that trains its network."""
+"""The value-based family, from acting to the opt step.
+
+DQN (Mnih et al., 2015) with the extensions that the configuration selects: double targets (van Hasselt et al., 2016),
+other heads (`heads.py`), noisy and dueling layers (`network.py`), Munchausen targets (Vieillard et al., 2020), several
+actions at once (BDQ, Tavakoli et al., 2018) and a memory (R2D2, Kapturowski et al., 2019).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,24 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
-from border_cli.agents.branches import ArrayMask, mask_actions
-from border_cli.agents.dqn import loss
+from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
 from border_cli.agents.dqn.config import DqnConfig
+from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead, make_head
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
-from border_cli.agents.memory import memory_columns
+from border_cli.agents.memory import at_next, mean_of_rows, memory_columns, sequence_errors
 from border_cli.agents.nets import Encoder, to_tensors
-from border_cli.agents.params import FlatParams, TensorBatch, polyak_
+from border_cli.agents.params import (
+    AdamState,
+    FlatParams,
+    StepStats,
+    TensorBatch,
+    clip_norm_,
+    flat_gradient,
+    polyak_,
+)
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
@@ -32,9 +45,14 @@ declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/grad_norm", "", "mean gradient norm before clipping")
 declare("agent/target_clipped", "", "share of the last batch's TD targets outside [v_min, v_max]")
 
+SCALARS = ("loss", "q_mean", "target_mean", "grad_norm")
+"""Scalars that an opt step adds to the statistics."""
 _MAX_CLIPPED = 0.5
 """A larger share of clipped targets is logged: the range of the atoms is too narrow. An untrained network has less."""
 _logger = logging.getLogger(__name__)
+
+
+# -- acting ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -87,47 +105,11 @@ def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, mask
     return best
 
 
-def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
-    """Raise UsageError unless the actions are discrete."""
-    if spec.action.kind == "multi_discrete" and config.gru is not None:
-        raise UsageError(
-            "agent.gru is not for several discrete actions at once", allowed="env.wrappers=[FlattenActions]"
-        )
-    if spec.action.kind == "box":
-        n = math.prod(spec.action.shape)
-        raise UsageError(
-            f"agent={config.type} chooses among discrete actions, and this environment takes {n} number{'s' * (n != 1)}",
-            nearest="agent=sac",
-            allowed="agent=sac, td3 or tqc, or an environment with a Discrete action space",
-        )
-
-
-def make_agent(
-    config: DqnConfig,
-    spec: EnvSpec,
-    seed: int,
-    device: str = "cpu",
-    algorithm: Callable[..., DqnAlgorithm] | None = None,
-) -> NetworkAgent:
-    """A new agent. seed: the run's · algorithm: `DqnAlgorithm`, or a class derived from it."""
-    check_spec(config, spec)
-    generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-    layout = FlatParams(QNetwork(spec, config, generator))
-    state = loss.DqnState.init(layout, layout.init().to(torch.device(device)), config.adam_beta1)
-    policy = DqnPolicy(layout, state.online.params, config, spec, seed, shared=True)
-    learning = (algorithm or DqnAlgorithm)(layout, state, config, spec, seed)
-    return NetworkAgent(policy, learning, config.batch_size)
-
-
-agent_bytes = bytes_by(make_agent)
-extra_columns = memory_columns
-
-
 class DqnPolicy(NetworkPolicy):
     """Acts by the Q-network. In eval mode it is greedy up to `eval_epsilon`, and the network has no noise."""
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
-        self._head = loss.make_head(self._config)
+        self._head = make_head(self._config)
         self._epsilon = epsilon_schedule(self._config, actor, n_actors)
         self._noise_size = cast(QNetwork, self._network).noise_size
         self._masked = ArrayMask(spec.action, self._mask)
@@ -139,7 +121,7 @@ class DqnPolicy(NetworkPolicy):
         env_ix: the environments that a memory remembers; None: those of the last `sample`, before it.
         """
         outputs = self._outputs(obs, noise, env_ix)
-        if isinstance(self._head, loss.ScalarHead):
+        if isinstance(self._head, ScalarHead):
             values: Array = outputs[:, :, 0]
         else:
             with torch.inference_mode():
@@ -179,12 +161,12 @@ class DqnPolicy(NetworkPolicy):
     @property
     def is_categorical(self) -> bool:
         """Whether the network learns the probabilities of fixed returns."""
-        return isinstance(self._head, loss.CategoricalHead)
+        return isinstance(self._head, CategoricalHead)
 
     @property
     def atoms(self) -> Array:
         """(k,) the returns of a categorical head."""
-        atoms: Array = cast(loss.CategoricalHead, self._head).atoms.cpu().numpy()
+        atoms: Array = cast(CategoricalHead, self._head).atoms.cpu().numpy()
         return atoms
 
     def action_quantiles(self, obs: Obs, env_ix: Sequence[int] | None = None) -> Array:
@@ -192,7 +174,7 @@ class DqnPolicy(NetworkPolicy):
 
         Raises ValueError if the network does not learn quantiles.
         """
-        if not isinstance(self._head, loss.QuantileHead):
+        if not isinstance(self._head, QuantileHead):
             raise ValueError("the network of this agent has no quantiles\nallowed: agent=qrdqn or iqn")
         outputs = self._outputs(obs, env_ix=env_ix)
         shape = (self._d, self._n, outputs.shape[2])
@@ -239,22 +221,58 @@ class DqnPolicy(NetworkPolicy):
         return epsilon_greedy(flat, epsilon, rng, self._masked.is_needed).reshape(-1, *self._shape)
 
 
-make_policy = policy_maker(DqnPolicy, QNetwork)
+# -- learning -------------------------------------------------------------------
+
+
+@dataclass
+class DqnState:
+    """Everything that an opt step reads and changes. target: (n,) parameters of the target network."""
+
+    online: AdamState
+    target: Tensor
+    stats: StepStats
+
+    @staticmethod
+    def init(layout: FlatParams, params: Tensor, beta1: float = 0.9) -> DqnState:
+        """The state before the first opt step. `params`, of this layout, is used in place."""
+        stats = StepStats.init(len(SCALARS), params.device)
+        return DqnState(AdamState.init(layout, params, beta1), params.clone(), stats)
+
+
+@dataclass(frozen=True)
+class DqnNetworks:
+    """The online and the target network, bound to the parameters in a state."""
+
+    online: nn.Module
+    target: nn.Module
+    online_params: tuple[nn.Parameter, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StepNoise:
+    """Random numbers of the three passes of an opt step: online network, target network, selection of the next action."""
+
+    online: Noise = NO_NOISE
+    target: Noise = NO_NOISE
+    select: Noise = NO_NOISE
+
+
+NO_STEP_NOISE = StepNoise()
 
 
 class DqnAlgorithm(Algorithm):
-    """Double DQN (van Hasselt et al., 2016) with the extensions that the configuration selects."""
+    """The opt step: targets, loss, gradient, clipping, Adam."""
 
     config: DqnConfig
-    state: loss.DqnState
-    scalars = loss.SCALARS
+    state: DqnState
+    scalars = SCALARS
 
     def __init__(
-        self, layout: FlatParams, state: loss.DqnState, config: DqnConfig, spec: EnvSpec, seed: int
+        self, layout: FlatParams, state: DqnState, config: DqnConfig, spec: EnvSpec, seed: int
     ) -> None:
         super().__init__(config, state, {"online": layout, "target": layout}, seed)
-        self._mask = spec.mask
-        self._head = loss.make_head(config)
+        self._mask, self._branches = spec.mask, spec.action.branches
+        self.head = make_head(config)
         self._noise_size = cast(QNetwork, self.networks.online).noise_size
         self._warned = False
         if config.gru is not None and type(self).targets is not DqnAlgorithm.targets:
@@ -262,25 +280,136 @@ class DqnAlgorithm(Algorithm):
                 f"agent={config.type} has targets of its own, for rows", allowed="agent.gru=null"
             )
 
-    def targets(self, networks: loss.DqnNetworks, batch: TensorBatch, noise: loss.StepNoise) -> Tensor:
-        """(B, k) TD targets. A variant of DQN overrides it."""
-        return loss.td_targets(networks, self._head, self.config, batch, noise, self._mask)
+    def bind(self, state: DqnState) -> DqnNetworks:
+        layout, precision = self._layouts["online"], self.config.precision
+        online = layout.bind(state.online.params, precision)
+        return DqnNetworks(online, layout.bind(state.target, precision), tuple(online.parameters()))
 
-    def bind(self, state: loss.DqnState) -> loss.DqnNetworks:
-        return loss.DqnNetworks.bind(self._layouts["online"], state, self.config.precision)
+    def encoders(self, networks: DqnNetworks) -> Sequence[Encoder]:
+        return [cast(QNetwork, network).encoder for network in (networks.online, networks.target)]
+
+    def noise(self, rows: int) -> StepNoise:
+        """See `Algorithm`: noise for all three passes, quantile levels for the two that are compared."""
+        config, device = self.config, self.state.target.device
+        is_implicit = config.head == "implicit_quantile"
+        if not self._noise_size and not is_implicit:
+            return NO_STEP_NOISE
+        taus: list[Tensor | None] = [None, None, None]
+        if is_implicit:
+            for i, n in enumerate((config.quantiles, config.target_quantiles)):
+                taus[i] = to_device(self.rng.random((rows, n), np.float32), device)
+        normals: list[Tensor | None] = [None, None, None]
+        if self._noise_size:
+            normals = list(_normal(self.rng, 3 * self._noise_size, device).split(self._noise_size))
+        return StepNoise(*(Noise(tau, normal) for tau, normal in zip(taus, normals, strict=True)))
 
     def learn(
         self,
-        networks: loss.DqnNetworks,
-        state: loss.DqnState,
+        networks: DqnNetworks,
+        state: DqnState,
         batch: TensorBatch,
-        noise: loss.StepNoise,
+        noise: StepNoise,
         lr_scale: float | Tensor,
         variant: int,
     ) -> Tensor | None:
+        """See `Algorithm.learn`. If a scalar of the statistics is not finite, the step is skipped: nothing else changes."""
         del variant
-        parts = (networks, self._head, self.config, state, batch, noise)
-        return loss.opt_step(*parts, self._mask, lr_scale, self.targets)
+        config, head, d = self.config, self.head, len(self._branches)
+        batch = by_branch(batch, d)
+        if config.gru is None:
+            with torch.no_grad():
+                target = self.targets(networks, batch, noise)
+            outputs = gather_action(networks.online(batch.obs, noise.online), batch.action)
+        else:
+            outputs, target = self._of_sequences(networks, batch, noise)
+        tau, valid = noise.online.tau, batch.extra.get("is_valid")
+        losses = head.loss(outputs, target, tau if tau is None or d == 1 else tau.repeat_interleave(d, 0))
+        loss = mean_of_rows(losses, valid, batch.weight)
+        gradient = flat_gradient(loss, networks.online_params)
+        with torch.no_grad():
+            norm = clip_norm_(gradient, config.max_grad_norm)
+            means = (mean_of_rows(v, valid) for v in (head.values(outputs), head.target_values(target)))
+            skip = state.stats.add((loss, *means, norm))
+            state.online.update(gradient, config.lr * lr_scale, config.adam_eps, skip)
+            if batch.weight is None:
+                return None
+            errors = head.error(outputs, target)
+            if valid is None:
+                return errors.view(-1, d).mean(1) if d > 1 else errors
+            return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
+
+    def targets(self, networks: DqnNetworks, batch: TensorBatch, noise: StepNoise) -> Tensor:
+        """(B, k) TD targets of rows; of D actions at once (B·D, k). A variant of DQN overrides it.
+
+        D actions all bootstrap from their mean, as in BDQ, but from their own where distributions of fixed returns are
+        learned.
+        """
+        reward = batch.reward
+        if self.config.munchausen is None:
+            next_outputs, q_select = self._next_outputs(networks, batch, noise)
+            best = gather_action(next_outputs, q_select.argmax(1))
+        else:
+            best, bonus = self._munchausen(networks, batch, noise)
+            reward = reward + self.config.munchausen * bonus
+        if not isinstance(self.head, CategoricalHead):
+            best = mean_of_branches(best, len(self._branches))
+        return self.head.target(best, reward, batch.discount, batch.terminated)
+
+    def _next_outputs(
+        self, networks: DqnNetworks, batch: TensorBatch, noise: StepNoise
+    ) -> tuple[Tensor, Tensor]:
+        """In the next states: (B, n, k) outputs of the target network, and (B, n) values that select the action."""
+        outputs = networks.target(batch.next_obs, noise.target)
+        if self.config.double:
+            selecting = networks.online(batch.next_obs, noise.select)
+        elif (
+            noise.target.tau is not None
+        ):  # IQN: random levels for the target, fixed ones to select the action
+            selecting = networks.target(batch.next_obs, noise.select)
+        else:
+            selecting = outputs
+        return outputs, self._allowed(self.head.values(selecting), batch.next_obs)
+
+    def _allowed(self, values: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """(B, n) values, -inf for forbidden actions."""
+        return mask_actions(values, obs, self._mask, self._branches)
+
+    def _munchausen(
+        self, networks: DqnNetworks, batch: TensorBatch, noise: StepNoise
+    ) -> tuple[Tensor, Tensor]:
+        """What the targets of Munchausen RL have in place of the best action, and add to the reward.
+
+        (B, k) Σ_b π(b|s')·(output_b - τ·log π(b|s')), the soft value of the next state, and (B,) clipped τ·log π(a|s). π
+        is the softmax of the target network's values by the temperature τ.
+        """
+        tau = self.config.munchausen_tau
+        next_outputs = networks.target(batch.next_obs, noise.target)
+        now = (networks.target(batch.obs, noise.select), batch.obs)
+        log_pi, next_log_pi = (  # finite, so that 0·log 0 is 0
+            (self._allowed(self.head.values(outputs), obs) / tau).clamp(min=-1e30).log_softmax(1)
+            for outputs, obs in (now, (next_outputs, batch.next_obs))
+        )
+        bonus = tau * log_pi.gather(1, batch.action.unsqueeze(1)).squeeze(1)
+        next_log_pi = next_log_pi.unsqueeze(2)
+        value = (next_log_pi.exp() * (next_outputs - tau * next_log_pi)).sum(1)
+        return value, bonus.clamp(self.config.munchausen_clip, 0.0)
+
+    def _of_sequences(
+        self, networks: DqnNetworks, batch: TensorBatch, noise: StepNoise
+    ) -> tuple[Tensor, Tensor]:
+        """(B·T, k) outputs and TD targets of networks with a memory. The next states are in the same sequences."""
+        online = networks.online(batch.obs, noise.online, batch)  # (B, T + n, actions, k)
+        with torch.no_grad():
+            next_ = batch.extra["next"]
+            next_outputs = at_next(networks.target(batch.obs, noise.target, batch), next_)
+            values = self.head.values(at_next(online, next_) if self.config.double else next_outputs)
+            if self._mask is not None:
+                allowed = at_next(batch.obs[self._mask][:, self.config.burn_in :], next_)
+                values = values.masked_fill(allowed == 0, -torch.inf)
+            numbers = (part.flatten() for part in (batch.reward, batch.discount, batch.terminated))
+            target = self.head.target(gather_action(next_outputs, values.argmax(1)), *numbers)
+        rows = online[:, : batch.action.shape[1]].flatten(0, 1)
+        return gather_action(rows, batch.action.flatten()), target
 
     def update_targets(self, number: int) -> None:
         if number % self.config.target_interval == 0:
@@ -289,15 +418,16 @@ class DqnAlgorithm(Algorithm):
     def reset_targets(self) -> None:
         polyak_(self.state.target, self.state.online.params, 1.0)
 
-    def encoders(self, networks: loss.DqnNetworks) -> Sequence[Encoder]:
-        return [cast(QNetwork, network).encoder for network in (networks.online, networks.target)]
-
+    @torch.no_grad()
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
-        """The share of targets that a categorical head clips. Logs a warning, once, if it is large."""
-        if not isinstance(self._head, loss.CategoricalHead) or self.config.gru is not None:
+        """The share of the targets that a categorical head clips, without noise. Logs a warning, once, if it is large."""
+        if not isinstance(self.head, CategoricalHead) or self.config.gru is not None:
             return {}
-        share = loss.mean_share_clipped(self.networks, self._head, self.config, batch, self._mask)
-        low, high = self._head.atoms[[0, -1]].tolist()
+        batch = by_branch(batch, len(self._branches))
+        outputs, q_select = self._next_outputs(self.networks, batch, NO_STEP_NOISE)
+        best = gather_action(outputs, q_select.argmax(1))
+        clipped = self.head.share_clipped(best, batch.reward, batch.discount, batch.terminated)
+        share = clipped.mean().item()
         if not math.isfinite(share):  # the opt step of this batch was skipped
             return {}
         if share > _MAX_CLIPPED and not self._warned:
@@ -306,26 +436,56 @@ class DqnAlgorithm(Algorithm):
                 "%.0f%% of the TD targets lie outside the range %g … %g and are clipped; set agent.v_min and agent.v_max "
                 "to the smallest and the largest discounted return",
                 100 * share,
-                low,
-                high,
+                *self.head.atoms[[0, -1]].tolist(),
             )
         return {"agent/target_clipped": share}
 
-    def noise(self, rows: int) -> loss.StepNoise:
-        """See `Algorithm`: noise for all three passes, quantile levels for the two that are compared."""
-        config, device = self.config, self.state.target.device
-        is_implicit = config.head == "implicit_quantile"
-        if not self._noise_size and not is_implicit:
-            return loss.NO_STEP_NOISE
-        taus: list[Tensor | None] = [None, None, None]
-        if is_implicit:
-            for i, n in enumerate((config.quantiles, config.target_quantiles)):
-                taus[i] = to_device(self.rng.random((rows, n), np.float32), device)
-        normals: list[Tensor | None] = [None, None, None]
-        if self._noise_size:
-            normals = list(_normal(self.rng, 3 * self._noise_size, device).split(self._noise_size))
-        return loss.StepNoise(*(Noise(tau, normal) for tau, normal in zip(taus, normals, strict=True)))
+
+def gather_action(outputs: Tensor, action: Tensor) -> Tensor:
+    """(B, n, k) outputs → (B, k), those of the actions (B,)."""
+    ix = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
+    return outputs.gather(1, ix).squeeze(1)
 
 
 def _normal(rng: np.random.Generator, n: int, device: torch.device) -> Tensor:
     return to_device(rng.standard_normal(n, np.float32), device)
+
+
+# -- what makes them ------------------------------------------------------------
+
+
+def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
+    """Raise UsageError unless the actions are discrete."""
+    if spec.action.kind == "multi_discrete" and config.gru is not None:
+        raise UsageError(
+            "agent.gru is not for several discrete actions at once", allowed="env.wrappers=[FlattenActions]"
+        )
+    if spec.action.kind == "box":
+        n = math.prod(spec.action.shape)
+        raise UsageError(
+            f"agent={config.type} chooses among discrete actions, and this environment takes {n} number{'s' * (n != 1)}",
+            nearest="agent=sac",
+            allowed="agent=sac, td3 or tqc, or an environment with a Discrete action space",
+        )
+
+
+def make_agent(
+    config: DqnConfig,
+    spec: EnvSpec,
+    seed: int,
+    device: str = "cpu",
+    algorithm: Callable[..., DqnAlgorithm] = DqnAlgorithm,
+) -> NetworkAgent:
+    """A new agent. seed: the run's · algorithm: `DqnAlgorithm`, or a class derived from it."""
+    check_spec(config, spec)
+    generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
+    layout = FlatParams(QNetwork(spec, config, generator))
+    state = DqnState.init(layout, layout.init().to(torch.device(device)), config.adam_beta1)
+    policy = DqnPolicy(layout, state.online.params, config, spec, seed, shared=True)
+    learning = algorithm(layout, state, config, spec, seed)
+    return NetworkAgent(policy, learning, config.batch_size)
+
+
+make_policy = policy_maker(DqnPolicy, QNetwork)
+agent_bytes = bytes_by(make_agent)
+extra_columns = memory_columns

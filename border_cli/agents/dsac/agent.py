@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from border_cli.agents import actor_critic
+from border_cli.agents.actor_critic import ActorCriticAlgorithm, ActorCriticNetworks, ActorCriticState, Parts
 from border_cli.agents.agent import NetworkPolicy, bytes_by, policy_maker
 from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list, to_tensors
 from border_cli.agents.params import TensorBatch, flat_gradient
-from border_cli.agents.sac import agent as sac
-from border_cli.agents.sac import loss
-from border_cli.agents.sac.agent import ActorCriticAlgorithm, Parts
 from border_cli.agents.sac.network import StackedLinear, hidden_layers
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
@@ -149,19 +148,15 @@ class DsacAlgorithm(ActorCriticAlgorithm):
 
     def learn(
         self,
-        networks: loss.SacNetworks,
-        state: loss.SacState,
+        networks: ActorCriticNetworks,
+        state: ActorCriticState,
         batch: TensorBatch,
         noise: Any,
         lr_scale: float | Tensor,
         variant: int,
     ) -> Tensor | None:
         del noise
-        config, branches, alpha = (
-            self.config,
-            self.spec.action.branches,
-            loss.entropy_coef(networks, self.config),
-        )
+        branches, alpha = self.spec.action.branches, self.entropy_coef(networks)
         d, batch = len(branches), by_branch(batch, len(branches))
         target = self._target(networks, batch, alpha)
         all_values = networks.critics(batch.obs)  # (critics, B·D, n)
@@ -178,16 +173,15 @@ class DsacAlgorithm(ActorCriticAlgorithm):
             policy_loss = -(p * all_values.detach().min(0).values).sum(1).mean() - (alpha * entropies).mean()
             entropy = entropies.detach().mean()
             gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
-            if networks.alpha is not None:
-                target_entropy = config.target_entropy * sum(map(math.log, branches)) / d
-                gradients["alpha"] = loss.entropy_coef_gradient(networks, entropy, target_entropy)
+            target_entropy = self.config.target_entropy * sum(map(math.log, branches)) / d
+            gradients |= self.entropy_coef_gradient(networks, entropy, target_entropy)
         with torch.no_grad():
             scalars = (critic_loss, policy_loss, values.mean(), target.mean(), alpha.mean(), entropy)
-            loss.change(state, config, gradients, scalars, lr_scale)
+            self.change(state, gradients, scalars, lr_scale)
             return None if batch.weight is None else (values - target).abs().mean(0).view(-1, d).mean(1)
 
     @torch.no_grad()
-    def _target(self, networks: loss.SacNetworks, batch: TensorBatch, alpha: Tensor) -> Tensor:
+    def _target(self, networks: ActorCriticNetworks, batch: TensorBatch, alpha: Tensor) -> Tensor:
         """(B·D,) targets y = R + γ^m·V(s'), and R alone where terminated.
 
         V(s') = Σ_a π(a|s')·(min_k Q_k(s', a) - α·log π(a|s')), the mean of this for D actions at once.
@@ -202,5 +196,5 @@ class DsacAlgorithm(ActorCriticAlgorithm):
 
 _PARTS = Parts(check_spec, DsacNetwork, DsacCritics, DsacPolicy, DsacAlgorithm)
 make_policy = policy_maker(DsacPolicy, DsacNetwork)
-make_agent = partial(sac.make_agent, parts=_PARTS)
+make_agent = partial(actor_critic.make_agent, parts=_PARTS)
 agent_bytes = bytes_by(make_agent)

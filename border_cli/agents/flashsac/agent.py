@@ -15,15 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from border_cli.agents import actor_critic
+from border_cli.agents.actor_critic import ActorCriticNetworks, ActorCriticState, Parts
 from border_cli.agents.agent import bytes_by, policy_maker
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
-from border_cli.agents.dqn.loss import CategoricalHead
-from border_cli.agents.flashsac.config import FlashsacConfig
+from border_cli.agents.dqn.heads import CategoricalHead
+from border_cli.agents.flashsac.config import NARROW, FlashsacConfig
 from border_cli.agents.nets import Encoder, in_float32, layer_list
 from border_cli.agents.params import FlatParams, TensorBatch, flat_gradient
-from border_cli.agents.sac import agent as sac
-from border_cli.agents.sac import loss
-from border_cli.agents.sac.agent import Parts, SacAlgorithm, SacPolicy, check_spec
+from border_cli.agents.sac.agent import (
+    SacAlgorithm,
+    SacPolicy,
+    StepNoise,
+    check_spec,
+    sample_action,
+    soft_target,
+)
 from border_cli.agents.sac.network import ActionParameters, TanhBijector
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec
@@ -33,7 +40,7 @@ from border_cli.core.types import Column, Step
 __all__ = ["agent_bytes", "check_spec", "extra_columns", "make_agent", "make_policy"]
 
 declare("agent/reward_scale", "reward", "what rewards are divided by")
-SCALARS = (*loss.SCALARS[:-1], "reward_scale", loss.SCALARS[-1])
+SCALARS = (*actor_critic.SCALARS[:-1], "reward_scale", actor_critic.SCALARS[-1])
 RETURN = "discounted_return"
 """Column: (), discounted return up to an env step, G ← γ·G + r. It begins at 0 after a terminated episode, and continues
 after a truncated one, as the values of a truncated one do: otherwise they could be far beyond the largest return."""
@@ -143,7 +150,7 @@ class FlashsacNetwork(nn.Module):
         seen = spec.without(config.privileged_obs).obs
         self.encoder = Encoder(seen, config, generator)
         outputs = 2 * len(spec.action.low)
-        self.trunk = Trunk(1, self.encoder.features, config.hidden, outputs, generator)
+        self.trunk = Trunk(1, self.encoder.features, config.hidden or NARROW, outputs, generator)
 
     def forward(self, obs: dict[str, Tensor], stats: BatchStats | None = None) -> ActionParameters:
         """{name: (B, ...)} → distribution of the actions. stats: see `BatchRenorm`."""
@@ -209,7 +216,7 @@ class FlashsacCritics(nn.Module):
         self.encoder = Encoder(spec.obs, config, generator)
         self._bijector = TanhBijector(spec.action)
         features, self._n = self.encoder.features + self._bijector.size, config.critics
-        self.trunk = Trunk(config.critics, features, config.critic_hidden, _ATOMS, generator)
+        self.trunk = Trunk(config.critics, features, config.critic_hidden or NARROW, _ATOMS, generator)
         self.returns = ReturnStatistics()
 
     def forward(self, obs: dict[str, Tensor], action: Tensor, stats: BatchStats | None = None) -> Tensor:
@@ -300,34 +307,39 @@ class FlashsacAlgorithm(SacAlgorithm):
 
     scalars = SCALARS
 
-    def __init__(self, layouts: dict[str, FlatParams], state: loss.SacState, *args: Any) -> None:
+    def __init__(self, layouts: dict[str, FlatParams], state: ActorCriticState, *args: Any) -> None:
         super().__init__(layouts, state, *args)
         device = state.critics.params.device
         self.head = CategoricalHead(torch.linspace(-_MAX_RETURN, _MAX_RETURN, _ATOMS, device=device))
 
-    def target_entropy(self, n: int) -> float:
-        """That of n Gaussian numbers with the standard deviation `target_std`."""
-        return 0.5 * n * math.log(2 * math.pi * math.e * cast(Any, self.config).target_std ** 2)
+    @property
+    def target_entropy(self) -> float:
+        """That of Gaussian actions with the standard deviation `target_std`."""
+        return (
+            0.5
+            * self.bijector.n_free
+            * math.log(2 * math.pi * math.e * cast(Any, self.config).target_std ** 2)
+        )
 
     def learn(
         self,
-        networks: loss.SacNetworks,
-        state: loss.SacState,
+        networks: ActorCriticNetworks,
+        state: ActorCriticState,
         batch: TensorBatch,
-        noise: loss.StepNoise,
+        noise: StepNoise,
         lr_scale: float | Tensor,
         variant: int,
     ) -> Tensor | None:
         """See `Algorithm.learn`. Current and next observations and actions are one batch of each network in training."""
-        constants, rows, stats = self.constants, len(batch.reward), BatchStats()
-        bijector, alpha = constants.bijector, loss.entropy_coef(networks, constants.config)
+        rows, stats = len(batch.reward), BatchStats()
+        bijector, alpha = self.bijector, self.entropy_coef(networks)
         critics = cast(FlashsacCritics, networks.critics)
         statistics = critics.returns.updated(batch.extra[RETURN])
         scale = reward_scale(*statistics[:3])
         obs = {name: torch.cat([now, batch.next_obs[name]]) for name, now in batch.obs.items()}
         with torch.no_grad():
             parameters = networks.policy(batch.next_obs)
-            next_action, log_prob = loss.sample_action(bijector, parameters, noise.next_action)
+            next_action, log_prob = sample_action(bijector, parameters, noise.next_action)
             action = torch.cat([batch.action.flatten(1), next_action])
             # The target network has no use for running statistics: each batch has its own.
             next_logits = cast(nn.Module, networks.critics_target)(obs, action, BatchStats())[:, rows:]
@@ -340,19 +352,18 @@ class FlashsacAlgorithm(SacAlgorithm):
         if variant == 1:
             both = networks.policy(obs, stats)
             parameters = ActionParameters(both.mean[:rows], both.std[:rows], both.features[:rows])
-            chosen, log_prob = loss.sample_action(bijector, parameters, noise.action)
+            chosen, log_prob = sample_action(bijector, parameters, noise.action)
             value = self.head.values(critics(batch.obs, chosen)).min(0).values
             policy_loss, entropy = (alpha * log_prob - value).mean(), -log_prob.detach().mean()
             gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
-            if networks.alpha is not None:
-                gradients["alpha"] = loss.entropy_coef_gradient(networks, entropy, constants.target_entropy)
+            gradients |= self.entropy_coef_gradient(networks, entropy, self.target_entropy)
         with torch.no_grad():
             values, target_values = self.head.values(logits), self.head.target_values(target)
             scalars = (
                 *(critic_loss, policy_loss, values.mean() * scale, target_values.mean() * scale),
                 *(alpha.mean(), entropy, scale),
             )
-            skip = loss.change(state, constants.config, gradients, scalars, lr_scale)
+            skip = self.change(state, gradients, scalars, lr_scale)
             for buffer, value in zip(critics.returns.buffers(), statistics, strict=True):
                 stats.set(buffer, value)
             stats.apply(skip)
@@ -371,10 +382,10 @@ class FlashsacAlgorithm(SacAlgorithm):
         smaller = self.head.values(next_logits).argmin(0).view(1, -1, 1).expand(-1, -1, _ATOMS)
         p, z = next_logits.gather(0, smaller)[0].softmax(-1), self.head.atoms.expand(len(penalty), -1)
         reward = batch.reward / scale
-        return self.head.project(p, loss.soft_target(z, penalty, reward, batch.discount, batch.terminated))
+        return self.head.project(p, soft_target(z, penalty, reward, batch.discount, batch.terminated))
 
 
 _PARTS = Parts(check_spec, FlashsacNetwork, FlashsacCritics, FlashsacPolicy, FlashsacAlgorithm)
 make_policy = policy_maker(FlashsacPolicy, FlashsacNetwork)
-make_agent = partial(sac.make_agent, parts=_PARTS)
+make_agent = partial(actor_critic.make_agent, parts=_PARTS)
 agent_bytes = bytes_by(make_agent)

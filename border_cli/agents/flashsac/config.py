@@ -9,6 +9,9 @@ from border_cli.agents.config import ActorCriticConfig
 from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 
+NARROW = [64, 64]
+"""Units of each block on a CPU."""
+
 
 @dataclass
 class FlashsacConfig(ActorCriticConfig):
@@ -74,7 +77,5 @@ class FlashsacConfig(ActorCriticConfig):
 
     def on_device(self, device: str) -> FlashsacConfig:
         """The published widths on a GPU, where they take little time."""
-        policy, critic = (128, 256) if device.startswith("cuda") else (64, 64)
-        return replace(
-            self, hidden=self.hidden or [policy] * 2, critic_hidden=self.critic_hidden or [critic] * 2
-        )
+        policy, critic = ([128, 128], [256, 256]) if device.startswith("cuda") else (NARROW, NARROW)
+        return replace(self, hidden=self.hidden or policy, critic_hidden=self.critic_hidden or critic)

@@ -1,32 +1,33 @@
-"""The actor-critic family: the policy that acts, and the algorithm that trains it and its critics."""
+"""The actor-critic family for continuous actions, from acting to the opt step.
+
+SAC (Haarnoja et al., 2018), TD3 (Fujimoto et al., 2018), TQC (Kuznetsov et al., 2020), REDQ (Chen et al., 2021), DroQ
+(Hiraoka et al., 2022) and CrossQ (Bhatt et al., 2024) combine the same parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
-from border_cli.agents.config import ActorCriticConfig
-from border_cli.agents.memory import STATE, memory_columns
-from border_cli.agents.nets import Encoder, to_tensors
-from border_cli.agents.params import FlatParams, TensorBatch
-from border_cli.agents.sac import loss
+from border_cli.agents import actor_critic
+from border_cli.agents.actor_critic import ActorCriticAlgorithm, ActorCriticNetworks, ActorCriticState, Parts
+from border_cli.agents.agent import NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.batch_renorm import BatchStats
+from border_cli.agents.memory import STATE, at_next, mean_of_rows, memory_columns, sequence_errors
+from border_cli.agents.nets import to_tensors
+from border_cli.agents.params import FlatParams, TensorBatch, flat_gradient
+from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.agents.sac.config import SacConfig
-from border_cli.agents.sac.network import (
-    Critics,
-    EntropyCoefficient,
-    PolicyNetwork,
-    TanhBijector,
-)
+from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
-from border_cli.runtime import seeding
 from border_cli.runtime.tensors import to_device
 
 
@@ -44,39 +45,7 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What an actor-critic agent is made of. check_spec: raises UsageError unless the agent can act in these spaces."""
-
-    check_spec: Callable[[Any, EnvSpec], None]
-    network: Callable[..., nn.Module]
-    critics: Callable[..., nn.Module]
-    policy: Callable[..., NetworkPolicy]
-    algorithm: type[ActorCriticAlgorithm]
-
-
-def make_agent(
-    config: ActorCriticConfig, spec: EnvSpec, seed: int, device: str = "cpu", parts: Parts | None = None
-) -> NetworkAgent:
-    """A new agent. `seed` is the run's."""
-    parts = parts or SAC
-    parts.check_spec(config, spec)
-    generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-    layouts = {
-        "policy": FlatParams(parts.network(spec, config, generator)),
-        "critics": FlatParams(parts.critics(spec, config, generator)),
-    }
-    if config.fixed_entropy_coef is None:
-        layouts["alpha"] = FlatParams(EntropyCoefficient(config.entropy_coef_start))
-    layouts |= {name: layouts[name.removesuffix("_target")] for name in config.target_networks}
-    scalars = len(parts.algorithm.scalars)
-    state = loss.SacState.init(layouts, torch.device(device), config.adam_beta1, scalars)
-    policy = parts.policy(layouts["policy"], state.policy.params, config, spec, seed, shared=True)
-    return NetworkAgent(policy, parts.algorithm(layouts, state, config, spec, seed), config.batch_size)
-
-
-agent_bytes = bytes_by(make_agent)
-extra_columns = memory_columns
+# -- acting ---------------------------------------------------------------------
 
 
 _MAX_SEED = 2**63 - 1
@@ -249,91 +218,60 @@ class SacPolicy(NetworkPolicy):
         return np.asarray(inside, np.float32).reshape(len(action), *self._shape)
 
 
-make_policy = policy_maker(SacPolicy, PolicyNetwork)
+# -- learning -------------------------------------------------------------------
 
 
-class ActorCriticAlgorithm(Algorithm):
-    """Networks, targets and metrics of an agent with a policy and critics."""
+@dataclass(frozen=True, eq=False)
+class StepNoise:
+    """Random numbers of one opt step.
 
-    config: ActorCriticConfig
-    state: loss.SacState
-    scalars: tuple[str, ...] = loss.SCALARS
+    action, next_action: (B, d) standard normal, for the policy's actions and for the next actions in the target · subset:
+    (m,) the critics of the target; None: all · dropout, next_dropout: (n critics, B, units of all hidden layers) factors of
+    the units of the critics and of their targets, 0 or 1/(1 - p); None: no dropout.
+    """
 
-    def __init__(
-        self,
-        layouts: dict[str, FlatParams],
-        state: loss.SacState,
-        config: ActorCriticConfig,
-        spec: EnvSpec,
-        seed: int,
-    ) -> None:
-        super().__init__(config, state, layouts, seed)
-        self.spec = spec
-        self.variants = (1,) if config.policy_interval == 1 else (0, 1)
+    action: Tensor
+    next_action: Tensor
+    subset: Tensor | None = None
+    dropout: Tensor | None = None
+    next_dropout: Tensor | None = None
 
-    def bind(self, state: loss.SacState) -> loss.SacNetworks:
-        def bound(name: str, vector: Tensor) -> nn.Module:
-            return self._layouts[name].bind(vector, self.config.precision)
 
-        policy = bound("policy", state.policy.params)
-        return loss.SacNetworks(
-            policy,
-            policy if state.policy_target is None else bound("policy", state.policy_target),
-            bound("critics", state.critics.params),
-            None if state.critics_target is None else bound("critics", state.critics_target),
-            None if state.alpha is None else bound("alpha", state.alpha.params),
-        )
+@dataclass(frozen=True)
+class Seen:
+    """What the networks see in the current states and in the next ones: observations, or the states of their memories."""
 
-    def encoders(self, networks: loss.SacNetworks) -> Sequence[Encoder]:
-        every = (networks.policy, networks.policy_target, networks.critics, networks.critics_target)
-        return [cast(PolicyNetwork | Critics, network).encoder for network in every if network is not None]
-
-    def variant(self, number: int) -> int:
-        """1 where the policy changes too."""
-        return int(number % self.config.policy_interval == 0)
-
-    def update_targets(self, number: int) -> None:
-        if number % self.config.target_interval == 0:
-            loss.update_targets(self.state, self.config.target_tau)
-
-    def reset_targets(self) -> None:
-        loss.update_targets(self.state, 1.0)
-
-    def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
-        """See `Algorithm`. Means of the policy are over the opt steps that changed it, and are left out if none did."""
-        policy_steps = self.state.policy_steps.item()
-        self.state.policy_steps.zero_()
-        divisors = dict.fromkeys(self.scalars, float(opt_steps)) | dict.fromkeys(
-            ("policy_loss", "entropy"), policy_steps
-        )
-        totals = zip(self.scalars, sums, strict=True)
-        return {name: total / divisors[name] for name, total in totals if divisors[name]}
+    policy: dict[str, Tensor]
+    critics: dict[str, Tensor]
+    next_policy: dict[str, Tensor]
+    next_critics: dict[str, Tensor]
 
 
 class SacAlgorithm(ActorCriticAlgorithm):
-    """SAC, TD3, TQC or CrossQ, as the configuration combines their parts."""
+    """The opt step of SAC, TD3, TQC or CrossQ, as the configuration combines their parts."""
 
     config: SacConfig
 
     def __init__(
         self,
         layouts: dict[str, FlatParams],
-        state: loss.SacState,
+        state: ActorCriticState,
         config: SacConfig,
         spec: EnvSpec,
         seed: int,
     ) -> None:
         super().__init__(layouts, state, config, spec, seed)
-        bijector = TanhBijector(spec.action).to(state.critics.params.device)
-        self.constants = loss.SacConstants(config, bijector, self.target_entropy(bijector.n_free))
+        self.bijector = TanhBijector(spec.action).to(state.critics.params.device)
 
-    def target_entropy(self, n: int) -> float:
-        """The target entropy [nats] of n action dimensions, scaled to [-1, 1]."""
-        return -float(n) if self.config.target_entropy is None else self.config.target_entropy
+    @property
+    def target_entropy(self) -> float:
+        """[nats], of actions scaled to [-1, 1]."""
+        typed = self.config.target_entropy
+        return -float(self.bijector.n_free) if typed is None else typed
 
-    def noise(self, rows: int) -> loss.StepNoise:
+    def noise(self, rows: int) -> StepNoise:
         sequences = getattr(self.config, "sequences", None)
-        size = rows * (1 if sequences is None else sequences.length), self.constants.bijector.size
+        size = rows * (1 if sequences is None else sequences.length), self.bijector.size
         device = self.state.critics.params.device
         action, next_action = (
             to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)
@@ -346,18 +284,189 @@ class SacAlgorithm(ActorCriticAlgorithm):
             shape = 2, config.critics, size[0], sum(config.critic_hidden or config.hidden)
             is_kept = self.rng.integers(0, 2**16, shape, np.uint16) >= round(p * 2**16)
             dropout, next_dropout = to_device(is_kept * np.float32(1.0 / (1.0 - p)), device)
-        return loss.StepNoise(action, next_action, subset, dropout, next_dropout)
+        return StepNoise(action, next_action, subset, dropout, next_dropout)
 
     def learn(
         self,
-        networks: loss.SacNetworks,
-        state: loss.SacState,
+        networks: ActorCriticNetworks,
+        state: ActorCriticState,
         batch: TensorBatch,
-        noise: loss.StepNoise,
+        noise: StepNoise,
         lr_scale: float | Tensor,
         variant: int,
     ) -> Tensor | None:
-        return loss.opt_step(networks, self.constants, state, batch, noise, variant == 1, lr_scale)
+        """See `Algorithm.learn`. The weights of the batch, if it has any, multiply the critics' losses of the rows."""
+        config, alpha, valid = self.config, self.entropy_coef(networks), batch.extra.get("is_valid")
+        stats = None if networks.critics_target is not None else BatchStats(state.critics.step)
+        seen = (
+            Seen(*[batch.obs] * 2, *[batch.next_obs] * 2)
+            if valid is None
+            else _seen_by_memories(networks, batch)
+        )
+        values, target = self._values_and_target(networks, batch, seen, noise, alpha, stats)
+        losses = critic_losses(values, target, config.kappa)
+        critic_loss = mean_of_rows(losses, valid, batch.weight)
+        gradients = {"critics": flat_gradient(critic_loss, tuple(networks.critics.parameters()))}
+        policy_loss, entropy = torch.zeros_like(critic_loss), torch.zeros_like(critic_loss)
+        if variant == 1:
+            policy_losses, log_prob = self._policy_losses(networks, seen, noise, alpha, stats)
+            policy_loss = mean_of_rows(policy_losses, valid)
+            gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
+            if log_prob is not None:
+                entropy = -mean_of_rows(log_prob.detach(), valid)
+            gradients |= self.entropy_coef_gradient(networks, entropy, self.target_entropy)
+        with torch.no_grad():
+            means = (mean_of_rows(v, valid) for v in (values.mean((0, 2)), target.mean(1)))
+            scalars = (critic_loss, policy_loss, *means, alpha.mean(), entropy)
+            skip = self.change(state, gradients, scalars, lr_scale)
+            if stats is not None:
+                stats.apply(skip)
+            if batch.weight is None:
+                return None
+            errors = (values.mean(2) - target.mean(1)).abs().mean(0)
+            if valid is None:
+                return errors
+            return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
+
+    def _values_and_target(
+        self,
+        networks: ActorCriticNetworks,
+        batch: TensorBatch,
+        seen: Seen,
+        noise: StepNoise,
+        alpha: Tensor,
+        stats: BatchStats | None,
+    ) -> tuple[Tensor, Tensor]:
+        """(n, B, k) values of the critics, and (B, m) TD targets without a gradient.
+
+        Without target networks, current and next observations and actions are one batch of the critics (CrossQ): the
+        statistics of both normalise it.
+        """
+        current = batch.action.reshape(-1, self.bijector.size)
+        with torch.no_grad():
+            action, penalty = self._next_action(networks, seen, noise.next_action, alpha)
+        if networks.critics_target is None:
+            obs = {name: torch.cat([rows, seen.next_critics[name]]) for name, rows in seen.critics.items()}
+            both = networks.critics(obs, torch.cat([current, action]), stats=stats)
+            values, next_values = both.chunk(2, 1)
+            next_values = next_values.detach()
+        else:
+            values = networks.critics(seen.critics, current, dropout=noise.dropout)
+            with torch.no_grad():
+                next_values = networks.critics_target(seen.next_critics, action, dropout=noise.next_dropout)
+        if noise.subset is not None:
+            next_values = next_values[noise.subset]
+        next_values = truncate(next_values, self.config.drop_quantiles)
+        numbers = (part.flatten() for part in (batch.reward, batch.discount, batch.terminated))
+        return values, soft_target(next_values, penalty, *numbers)
+
+    def _next_action(
+        self, networks: ActorCriticNetworks, seen: Seen, noise: Tensor, alpha: Tensor
+    ) -> tuple[Tensor, Tensor | float]:
+        """(B, d) actions in the next states, and (B,) α·log π of them, or 0."""
+        config, parameters = self.config, networks.policy_target(seen.next_policy)
+        if config.policy == "gaussian":
+            action, log_prob = sample_action(self.bijector, parameters, noise)
+            return action, alpha * log_prob
+        smoothing = config.target_noise, config.target_noise_clip
+        return smooth_action(self.bijector, parameters, noise, *smoothing), 0.0
+
+    def _policy_losses(
+        self,
+        networks: ActorCriticNetworks,
+        seen: Seen,
+        noise: StepNoise,
+        alpha: Tensor,
+        stats: BatchStats | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B,) losses, and (B,) log-probabilities of the actions if the policy is Gaussian. The critics are as they act."""
+        parameters = networks.policy(seen.policy, stats)
+        critics_see = {name: rows.detach() for name, rows in seen.critics.items()}
+        if self.config.policy == "deterministic":
+            action, first = self.bijector.squash(parameters.mean), 1 if noise.subset is None else None
+            return -networks.critics(critics_see, action, first, dropout=noise.dropout).mean((0, 2)), None
+        action, log_prob = sample_action(self.bijector, parameters, noise.action)
+        values = networks.critics(critics_see, action, dropout=noise.dropout)
+        # SAC takes the minimum over the critics, REDQ the mean, and TQC the mean over all quantiles of all critics.
+        is_min = values.shape[2] == 1 and noise.subset is None
+        value = values.min(0).values.mean(1) if is_min else values.mean((0, 2))
+        return alpha * log_prob - value, log_prob
 
 
-SAC = Parts(check_spec, PolicyNetwork, Critics, SacPolicy, SacAlgorithm)
+def _seen_by_memories(networks: ActorCriticNetworks, batch: TensorBatch) -> Seen:
+    """States of the memories at the B·T rows of sequences. The target networks' are those of the next states."""
+    next_, rows = batch.extra["next"], batch.reward.shape[1]
+    policy, critics = (cast(Any, network).states(batch) for network in (networks.policy, networks.critics))
+    with torch.no_grad():
+        has_target = networks.policy_target is not networks.policy
+        of_target = cast(Any, networks.policy_target).states(batch) if has_target else policy
+        next_critics = cast(Any, networks.critics_target).states(batch)
+    parts = policy[:, :rows].flatten(0, 1), critics[:, :rows].flatten(0, 1), of_target, next_critics
+    return Seen(*({STATE: part if part.dim() == 2 else at_next(part, next_)} for part in parts))
+
+
+def sample_action(
+    bijector: TanhBijector, parameters: ActionParameters, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(B, d) actions of a Gaussian policy, differentiable by its parameters, and their (B,) log-probabilities.
+
+    The log-probabilities are those of the actions scaled to [-1, 1]. Otherwise the entropy bonus would depend on the unit
+    of the actions: a constant per env step, which rewards long episodes or short ones.
+    """
+    u = parameters.mean + parameters.std * noise
+    return bijector.squash(u), bijector.log_prob(u, parameters.mean, parameters.std)
+
+
+def smooth_action(
+    bijector: TanhBijector, parameters: ActionParameters, noise: Tensor, std: float, clip: float
+) -> Tensor:
+    """TD3's target smoothing: (B, d) actions of a deterministic policy plus clipped noise, within the bounds.
+
+    noise: (B, d) standard normal · std, clip: of the noise, in half ranges of the action space.
+    """
+    x = torch.tanh(parameters.mean) + (std * noise).clamp(-clip, clip)
+    return bijector.scale(x.clamp(-1.0, 1.0))
+
+
+def truncate(values: Tensor, drop: int) -> Tensor:
+    """(n, B, k) values of n critics → (B, m) samples of the next value.
+
+    Without quantiles (k = 1): the minimum over the critics (clipped double Q-learning of TD3), m = 1. With quantiles: those
+    of all critics pooled, without the n·drop largest (TQC), m = n·(k - drop).
+    """
+    n, rows, k = values.shape
+    if k == 1:
+        return values.min(0).values
+    pooled = values.transpose(0, 1).reshape(rows, n * k).sort(1).values
+    return pooled[:, : n * (k - drop)]
+
+
+def soft_target(
+    values: Tensor, penalty: Tensor | float, reward: Tensor, discount: Tensor, terminated: Tensor
+) -> Tensor:
+    """(B, m) targets: r + γ^m·(value - penalty), and r alone where terminated.
+
+    values: (B, m) of the next states and actions · penalty: (B,) α·log π of the next actions, or 0.
+    """
+    if isinstance(penalty, Tensor):
+        penalty = penalty.unsqueeze(1)
+    bootstrap = torch.where(terminated.unsqueeze(1), 0.0, values - penalty)
+    return reward.unsqueeze(1) + discount.unsqueeze(1) * bootstrap
+
+
+def critic_losses(values: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
+    """(n, B, k) values and (B, m) targets → (B,) losses, summed over the critics.
+
+    Half the squared error for k = 1, else the quantile Huber loss.
+    """
+    if values.shape[2] == 1:
+        return 0.5 * (values - target).square().sum((0, 2))
+    levels = midpoints(values.shape[2], values)
+    return quantile_huber(values, target.expand(len(values), -1, -1), levels, kappa).sum(0)
+
+
+PARTS = Parts(check_spec, PolicyNetwork, Critics, SacPolicy, SacAlgorithm)
+make_policy = policy_maker(SacPolicy, PolicyNetwork)
+make_agent = partial(actor_critic.make_agent, parts=PARTS)
+agent_bytes = bytes_by(make_agent)
+extra_columns = memory_columns

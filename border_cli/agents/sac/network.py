@@ -1,4 +1,4 @@
-"""Networks of the policy, the critics and the entropy coefficient, and the tanh that keeps actions within bounds."""
+"""Networks of the policy and the critics, and the tanh that keeps actions within bounds."""
 
 from __future__ import annotations
 
@@ -266,15 +266,3 @@ class StackedLinear(nn.Module):
             # For one column, MKL's product of stacked matrices takes 8 times as long.
             return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
         return torch.baddbmm(bias, x, weight)
-
-
-class EntropyCoefficient(nn.Module):
-    """The entropy coefficient α of SAC as a parameter, stored as its logarithm."""
-
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self.log = nn.Parameter(torch.tensor([math.log(start)], dtype=torch.float32))
-
-    def forward(self) -> Tensor:
-        """(1,)."""
-        return self.log.exp()
