@@ -35,8 +35,7 @@ CARTPOLE = (
     "agent.epsilon_env_steps=2000 agent.max_grad_norm=10.0 trainer.warmup_period=200 trainer.opt_interval=1.0"
 )
 PENDULUM = (
-    f"env=pendulum {VALUES} agent.target_tau=0.005 agent.random_env_steps=200 trainer.warmup_period=300 "
-    "trainer.opt_interval=1.0"
+    f"env=pendulum {VALUES} agent.random_env_steps=200 trainer.warmup_period=300 trainer.opt_interval=1.0"
 )
 CATCH = (
     "env=catch env.screen_size=44 env.frame_stack=4 agent.channels=[8,16,16] agent.hidden=[64] agent.batch_size=16 "

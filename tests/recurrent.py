@@ -16,16 +16,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.dqn.agent import DqnAlgorithm, DqnPolicy, DqnState, check_spec
+from border_cli.agents.agent import Family
+from border_cli.agents.dqn.agent import DqnAlgorithm, DqnPolicy, check_spec
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import QNetwork
-from border_cli.agents.params import FlatParams, TensorBatch
+from border_cli.agents.params import TensorBatch
 from border_cli.config.registry import register
 from border_cli.config.schema import override_default
 from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.types import Column, Step
-from border_cli.runtime import seeding
 
 __all__ = ["check_spec"]
 HIDDEN = "hidden"
@@ -69,8 +68,8 @@ def with_hidden(spec: EnvSpec) -> EnvSpec:
 class RecurrentPolicy(DqnPolicy):
     """Keeps the hidden state of each environment during an episode, in training and in evaluation."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **others: Any) -> None:
+        super().__init__(*args, **others)
         self.hidden: dict[int, Array] = {}
         self._before: Array | None = None
 
@@ -114,19 +113,10 @@ def extra_columns(config: RecurrentConfig, spec: EnvSpec) -> tuple[Column, ...]:
     return (Column(HIDDEN, leaf.shape, "float32"),)
 
 
-def make_policy(
-    config: RecurrentConfig, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
-) -> RecurrentPolicy:
-    layout = FlatParams(QNetwork(with_hidden(spec), config, torch.Generator().manual_seed(0)))
-    return RecurrentPolicy(layout, layout.init(), config, spec, seed, actor, n_actors, incarnation)
+def network(spec: EnvSpec, config: RecurrentConfig, generator: torch.Generator) -> QNetwork:
+    return QNetwork(with_hidden(spec), config, generator)
 
 
-def make_agent(config: RecurrentConfig, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
-    generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-    layout = FlatParams(QNetwork(with_hidden(spec), config, generator))
-    state = DqnState.init(layout, layout.init().to(torch.device(device)))
-    policy = RecurrentPolicy(layout, state.online.params, config, spec, seed)
-    return NetworkAgent(policy, RecurrentAlgorithm(layout, state, config, spec, seed), config.batch_size)
-
-
+FAMILY = Family(check_spec, RecurrentPolicy, RecurrentAlgorithm, network, acting="online")
+make_policy, make_agent = FAMILY.make_policy, FAMILY.make_agent
 register("agent", "recurrent", RecurrentConfig, __name__)

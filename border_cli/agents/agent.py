@@ -1,6 +1,6 @@
 """What the agents of all families share: a policy acts, and an algorithm changes its weights.
 
-The module of a family offers these functions; see `border_cli.agents.dqn.agent` for an example:
+The module of a family offers these functions, which a `Family` has; see `border_cli.agents.dqn.agent` for an example:
 
 - `check_spec(config, spec)` raises UsageError if the agent cannot act in these spaces.
 - `make_policy(config, spec, seed, actor, n_actors, incarnation)` returns the policy of an actor or an evaluation.
@@ -14,16 +14,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.config import NetworkConfig
+from border_cli.agents.batch_renorm import BatchStats
 from border_cli.agents.memory import STATE, SavedMemory
 from border_cli.agents.nets import Encoder, numpy_network
-from border_cli.agents.params import AdamState, BatchLoader, FlatParams, StepStats, TensorBatch, named_tensors
+from border_cli.agents.params import (
+    AdamState,
+    BatchLoader,
+    FlatParams,
+    LearnerState,
+    StepStats,
+    TensorBatch,
+    clip_norm_,
+    polyak_,
+)
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import IncompatibleStateError, UsageError
 from border_cli.core.metrics import Record, declare
@@ -33,7 +43,8 @@ from border_cli.core.state import State, check_like
 from border_cli.core.types import ModelInfo, Step
 from border_cli.runtime import seeding
 
-P = TypeVar("P")
+Networks = Mapping[str, Any]
+"""Bound networks by name, of `Algorithm.bind`."""
 declare("agent/lr", "rate", "learning rate of the last opt step, where a schedule lowers it")
 
 
@@ -178,66 +189,78 @@ def copy_arrays(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> N
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
 
 
-def policy_maker(policy: Callable[..., P], network: Callable[..., nn.Module]) -> Callable[..., P]:
-    """The function `make_policy` of a module. network: from spec, config and random generator."""
+@dataclass(frozen=True)
+class Learned:
+    """What an opt step finds out from a batch.
 
-    def make_policy(
-        config: Any, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
-    ) -> P:
-        layout = FlatParams(network(spec, config, torch.Generator().manual_seed(0)))
-        return policy(layout, layout.init(), config, spec, seed, actor, n_actors, incarnation)
+    gradients: (n_trained,), by network · scalars: by name; those that this opt step does not have are missing · errors:
+    (B,) absolute errors, of a batch with weights · stats: new running statistics of batch normalisation.
+    """
 
-    return make_policy
-
-
-def bytes_by(make_agent: Callable[..., NetworkAgent]) -> Callable[[Any, EnvSpec], tuple[int, int]]:
-    """The function `agent_bytes` of a module: bytes of the model, and of the whole state of an agent."""
-
-    def agent_bytes(config: Any, spec: EnvSpec) -> tuple[int, int]:
-        with torch.device("meta"):  # no memory is allocated
-            return make_agent(config, spec, 0, "meta").nbytes()
-
-    return agent_bytes
+    gradients: dict[str, Tensor]
+    scalars: dict[str, Tensor]
+    errors: Tensor | None = None
+    stats: BatchStats | None = None
 
 
 class Algorithm(ABC):
     """How an agent learns: one opt step as a function of its state, a batch and random numbers.
 
     Args:
-        config: the learning rate's schedule is read here.
-        state: a dataclass of tensors with everything that an opt step reads and changes, including `stats`.
-        layouts: layouts of parameter vectors, by the field of the state that contains the vector.
+        networks: those that Adam trains, by name.
         seed: the run's; it determines `rng`, the random generator of the opt steps.
 
     Attributes:
+        state: everything that an opt step reads and changes.
+        layouts: by the names of networks and target networks.
         networks: `bind(state)`.
         graphs: compiled forms of `step`, by variant; see `border_cli.agents.graph`. Empty: every opt step is eager.
     """
 
     scalars: tuple[str, ...]
-    """Names of the scalars that an opt step adds to `stats`, in the order of its sums."""
-    variants: tuple[int, ...] = (0,)
-    """What `variant` can return."""
+    """Names of the scalars that opt steps add to `stats`, "grad_norm" among them."""
 
     def __init__(
-        self, config: NetworkConfig, state: Any, layouts: Mapping[str, FlatParams], seed: int
+        self,
+        config: Any,
+        spec: EnvSpec,
+        seed: int,
+        networks: Mapping[str, nn.Module],
+        device: torch.device,
     ) -> None:
-        self.config = config
-        self.state = state
+        self.config, self.spec = config, spec
         self.rng = seeding.generator(seed, *seeding.LEARNING)
         self.graphs: dict[int, Callable[[TensorBatch, Any, float], Tensor | None]] = {}
-        self._layouts = layouts
+        layouts = {name: FlatParams(network) for name, network in networks.items()}
+        nets = {
+            name: AdamState.init(layout, layout.init().to(device), config.adam_beta1)
+            for name, layout in layouts.items()
+        }
+        targets = {name: nets[source].params.clone() for name, source in self.target_of.items()}
+        self.state = LearnerState(nets, targets, StepStats.init(len(self.scalars), device))
+        self.layouts = layouts | {name: layouts[source] for name, source in self.target_of.items()}
         if config.weight_decay:
-            for name, adam in self.adam_states().items():
+            for name, adam in nets.items():
                 adam.weight_decay, adam.decayed = config.weight_decay, layouts[name].matrices
-        self.networks = self.bind(state)
-        if config.normalize_obs:
-            self.encoders(self.networks)  # raises where the agent does not support it
+        self.networks = self.bind(self.state)
+        if config.normalize_obs and not self.encoders(self.networks):
+            raise UsageError(
+                f"agent={config.type} does not normalise observations", allowed="agent.normalize_obs=false"
+            )
+
+    @property
+    def target_of(self) -> Mapping[str, str]:
+        """The target networks, and the networks that they follow."""
+        return {}
+
+    @property
+    def variants(self) -> tuple[int, ...]:
+        """What `variant` can return."""
+        return (0,)
 
     @property
     def stats(self) -> StepStats:
-        stats: StepStats = self.state.stats
-        return stats
+        return self.state.stats
 
     def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
         """Do opt step `number`, from 1, in place. Returns (B,) absolute errors of a batch with weights, else None."""
@@ -250,8 +273,8 @@ class Algorithm(ABC):
 
     def step(
         self,
-        networks: Any,
-        state: Any,
+        networks: Networks,
+        state: LearnerState,
         batch: TensorBatch,
         noise: Any,
         lr_scale: float | Tensor,
@@ -273,18 +296,21 @@ class Algorithm(ABC):
         """
         if self.config.normalize_obs:
             update_statistics(self.encoders(networks), batch, getattr(self.config, "burn_in", 0))
-        return self.learn(networks, state, batch, noise, lr_scale, variant)
+        learned = self.learn(networks, state, batch, noise, variant)
+        with torch.no_grad():
+            skip = self._update(state, learned, lr_scale)
+            self.after_update(networks, learned, skip)
+        return learned.errors
 
-    def encoders(self, networks: Any) -> Sequence[Encoder]:
-        """The encoders of all networks, the acting network's first. Needed where observations are normalised."""
-        del networks
-        raise UsageError(
-            f"agent={self.config.type} does not normalise observations", allowed="agent.normalize_obs=false"
-        )
+    def encoders(self, networks: Networks) -> list[Encoder]:
+        """The encoders of all networks that have one, in their attribute `encoder`."""
+        return [network.encoder for network in networks.values() if hasattr(network, "encoder")]
 
-    @abstractmethod
-    def bind(self, state: Any) -> Any:
-        """Networks whose parameters are views of the vectors in a state."""
+    def bind(self, state: LearnerState) -> dict[str, nn.Module]:
+        """Networks whose parameters are views of the vectors in a state, by name."""
+        vectors = {name: adam.params for name, adam in state.nets.items()} | state.targets
+        precision = self.config.precision
+        return {name: self.layouts[name].bind(vector, precision) for name, vector in vectors.items()}
 
     def noise(self, rows: int) -> Any:
         """New random numbers of one opt step for a batch of `rows`: None, or a dataclass of tensors, from `rng`."""
@@ -297,33 +323,50 @@ class Algorithm(ABC):
 
     @abstractmethod
     def learn(
-        self,
-        networks: Any,
-        state: Any,
-        batch: TensorBatch,
-        noise: Any,
-        lr_scale: float | Tensor,
-        variant: int,
-    ) -> Tensor | None:
-        """The part of `step` that differs between algorithms: losses, gradients and Adam. The same rules hold."""
+        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: Any, variant: int
+    ) -> Learned:
+        """The losses of a batch and their gradients. The rules of `step` hold, and nothing is changed."""
 
-    @abstractmethod
+    def _update(self, state: LearnerState, learned: Learned, lr_scale: float | Tensor) -> Tensor:
+        """Clip the gradients, and do the steps of Adam. Returns a scalar, 1 if nothing has changed.
+
+        That is so if a scalar is not finite.
+        """
+        config, gradients = self.config, learned.gradients
+        norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
+        scalars = learned.scalars | {"grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()}
+        skip = state.stats.add([scalars.get(name) for name in self.scalars])
+        for name, gradient in gradients.items():
+            state.nets[name].update(gradient, self.lr(name) * lr_scale, config.adam_eps, skip)
+        return skip
+
+    def after_update(self, networks: Networks, learned: Learned, skip: Tensor) -> None:
+        """What happens after the steps of Adam, such as a projection of weights. skip: scalar; if 1, change nothing."""
+        if learned.stats is not None:
+            learned.stats.apply(skip)
+
+    def lr(self, network: str) -> float:
+        """The learning rate of a network, before the schedule."""
+        del network
+        return float(self.config.lr)
+
     def update_targets(self, number: int) -> None:
         """Update the target networks if it is due after opt step `number`."""
+        if number % self.config.target_interval == 0:
+            self._move_targets(self.config.target_tau)
 
-    @abstractmethod
     def reset_targets(self) -> None:
-        """Copy the online networks to their targets. Called after parameters were replaced."""
+        """Copy the networks to their targets. Called after parameters were replaced."""
+        self._move_targets(1.0)
 
-    def adam_states(self) -> dict[str, AdamState]:
-        """The networks that Adam trains, by their field of the state."""
-        states = {name: getattr(self.state, name) for name in self._layouts}
-        return {name: state for name, state in states.items() if isinstance(state, AdamState)}
+    def _move_targets(self, tau: float) -> None:
+        for name, source in self.target_of.items():
+            polyak_(self.state.targets[name], self.state.nets[source].params, tau)
 
     def reset_to(self, fresh: Algorithm) -> None:
         """Copy the networks and moments of a new algorithm, but not the statistics of observations and returns."""
-        for name, new in fresh.adam_states().items():
-            adam, layout = self.adam_states()[name], self._layouts[name]
+        for name, new in fresh.state.nets.items():
+            adam, layout = self.state.nets[name], self.layouts[name]
             for moment in ("exp_avg", "exp_avg_sq", "step"):
                 getattr(adam, moment).copy_(getattr(new, moment))
             parts, statistics = layout.unflatten(adam.params), layout.statistics
@@ -332,16 +375,12 @@ class Algorithm(ABC):
                     parts[path].copy_(part)
         self.reset_targets()
 
-    def metrics(self, sums: Sequence[float], opt_steps: int) -> dict[str, float]:
-        """Means over `opt_steps` opt steps, by the metric's name without "agent/". sums: those of `stats`."""
-        return {name: total / opt_steps for name, total in zip(self.scalars, sums, strict=True)}
-
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
         """Metrics of the last batch that only records need. Changes no state and draws no random numbers."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        return named_tensors(self.state, self._layouts)
+        return self.state.tensors(self.layouts)
 
 
 @torch.no_grad()
@@ -427,11 +466,12 @@ class NetworkAgent:
 
     def _read(self, batch: TensorBatch | None = None) -> Record:
         """Means over the opt steps since the last record that were not skipped. batch: add its own metrics."""
-        sums, skipped = self.algorithm.stats.read()
-        counted, self._unread = self._unread - skipped, 0
+        means, skipped = self.algorithm.stats.read()
+        self._unread = 0
         values = {"agent/skipped_steps": float(skipped)}
-        if counted:
-            values |= {f"agent/{name}": mean for name, mean in self.algorithm.metrics(sums, counted).items()}
+        for name, mean in zip(self.algorithm.scalars, means, strict=True):
+            if mean is not None:
+                values[f"agent/{name}"] = mean
         config = self.algorithm.config
         if config.lr_schedule != "constant":
             values["agent/lr"] = config.lr * config.lr_scale(self.opt_steps)
@@ -475,13 +515,11 @@ class NetworkAgent:
 
     def load_networks(self, arrays: Mapping[str, Array]) -> list[str]:
         self.algorithm.reset_targets()
-        networks: dict[str, dict[str, Tensor]] = {}
+        state, networks = self.algorithm.state, dict[str, dict[str, Tensor]]()
         for name, tensor in self.algorithm.tensors().items():
             network = name.partition(".")[0]
-            is_other = (
-                ".params." in name and getattr(self.algorithm.state, network).params is not self.policy.params
-            )
-            if is_other or network.endswith("target"):
+            is_other = ".params." in name and state.nets[network].params is not self.policy.params
+            if is_other or network in state.targets:
                 networks.setdefault(network, {})[name] = tensor
         missing = []
         for network, tensors in sorted(networks.items()):
@@ -490,6 +528,45 @@ class NetworkAgent:
                 fresh = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
                 check_like(State(saved), State(fresh), network)
                 copy_arrays(tensors, saved)
-            elif not network.endswith("target"):
+            elif network not in state.targets:
                 missing.append(network)
         return missing
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the agents of a module consist of, and from it the functions that such a module offers.
+
+    network: makes the network that acts · others: the other networks that Adam trains, by name; both get spec,
+    configuration and random generator · acting: name of the network that acts.
+    """
+
+    check_spec: Callable[[Any, EnvSpec], None]
+    policy: Callable[..., NetworkPolicy]
+    algorithm: Callable[..., Algorithm]
+    network: Callable[..., nn.Module]
+    others: Callable[..., dict[str, nn.Module]] = lambda *_: {}
+    acting: str = "policy"
+
+    def make_policy(
+        self, config: Any, spec: EnvSpec, seed: int, actor: int = 0, n_actors: int = 1, incarnation: int = 0
+    ) -> Any:
+        """The policy of an actor or an evaluation."""
+        layout = FlatParams(self.network(spec, config, torch.Generator().manual_seed(0)))
+        return self.policy(layout, layout.init(), config, spec, seed, actor, n_actors, incarnation)
+
+    def make_agent(self, config: Any, spec: EnvSpec, seed: int, device: str = "cpu") -> NetworkAgent:
+        """A new agent. seed: the run's."""
+        self.check_spec(config, spec)
+        generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
+        networks = {self.acting: self.network(spec, config, generator)}
+        networks |= self.others(spec, config, generator)
+        algorithm = self.algorithm(config, spec, seed, networks, torch.device(device))
+        params = algorithm.state.nets[self.acting].params
+        policy = self.policy(algorithm.layouts[self.acting], params, config, spec, seed, shared=True)
+        return NetworkAgent(policy, algorithm, config.batch_size)
+
+    def agent_bytes(self, config: Any, spec: EnvSpec) -> tuple[int, int]:
+        """Bytes of the model, and of the whole state of an agent."""
+        with torch.device("meta"):  # no memory is allocated
+            return self.make_agent(config, spec, 0, "meta").nbytes()

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from border_cli.agents.agent import Algorithm
-from border_cli.agents.params import AdamState, TensorBatch, named_tensors
+from border_cli.agents.params import AdamState, LearnerState, TensorBatch
 
 _SHARE_OF_ROUNDING = {"float32": 1e-3, "bfloat16": 1e-1}
 """By precision: how far a change of the state may differ, as a share of its norm. Rounding the products of matrices to
@@ -54,13 +54,9 @@ class TracedAdam(AdamState):
         self.step.add_(kept)
 
 
-def adam_states(value: Any) -> Iterator[AdamState]:
-    """The states of Adam in a dataclass, in a fixed order."""
-    if isinstance(value, AdamState):
-        yield value
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from adam_states(getattr(value, field.name))
+def adam_states(state: LearnerState) -> list[AdamState]:
+    """The states of Adam in a fixed order."""
+    return [adam for _, adam in sorted(state.nets.items())]
 
 
 def bias_corrections(states: Sequence[AdamState]) -> list[tuple[float, float]]:
@@ -192,7 +188,7 @@ def trace(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int) ->
 
 def example(algorithm: Algorithm, batch: TensorBatch, noise: Any) -> list[Tensor]:
     """Copies of the tensors of state, batch and noise, `lr_scale`, and `bias_corrections` as one tensor (n, 2)."""
-    corrections = torch.tensor(bias_corrections(list(adam_states(algorithm.state))))
+    corrections = torch.tensor(bias_corrections(adam_states(algorithm.state)))
     return _copies([*leaves(algorithm.state), *leaves(batch), *leaves(noise), torch.ones(()), corrections])
 
 
@@ -240,7 +236,7 @@ def check(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, pa
 
     Raises RuntimeError unless all change the state alike.
     """
-    before = {name: tensor.clone() for name, tensor in named_tensors(algorithm.state, {}).items()}
+    before = {name: tensor.clone() for name, tensor in algorithm.state.tensors().items()}
     changed = {threads: example(algorithm, batch, noise) for threads in (1, 2)}
     threads_before = torch.get_num_threads()
     for threads, arguments in changed.items():
@@ -249,7 +245,7 @@ def check(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, pa
     torch.set_num_threads(threads_before)
     algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, variant)
     share = _SHARE_OF_ROUNDING[algorithm.config.precision]
-    for i, (name, eager) in enumerate(named_tensors(algorithm.state, {}).items()):
+    for i, (name, eager) in enumerate(algorithm.state.tensors().items()):
         allowed = share * (eager - before[name]).norm() + _FLOAT32_ROUNDING * eager.norm()
         for threads, arguments in changed.items():
             if not (arguments[i] - eager).norm() <= allowed:
@@ -314,7 +310,7 @@ class StepGraph:
         self._noise: Any = None
         self._arguments: list[Tensor] = []
         self._lr_scale = torch.ones(())
-        self._adam_states = list(adam_states(state))
+        self._adam_states = adam_states(state)
         self._corrections = torch.empty(len(self._adam_states), 2)
         self._correction_values = self._corrections.numpy()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any
 
@@ -87,6 +88,7 @@ class FlatParams:
                 # Not as nn.Parameter, which would hide the tensor from a trace (`border_cli.agents.graph`).
                 parameters: dict[str, Any] = owner._parameters
                 parameters[own_name] = part.detach().requires_grad_()
+        module.trained = tuple(module.parameters())  # type: ignore[assignment] # finding them takes long
         if precision == "bfloat16":
             module.forward = _autocast(module.forward, vector.device.type)
         return module
@@ -101,9 +103,9 @@ def _autocast(forward: Callable[..., Any], device: str) -> Callable[..., Any]:
     return lowered
 
 
-def flat_gradient(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+def flat_gradient(loss: Tensor, network: nn.Module) -> Tensor:
     """Gradient (n,) of a scalar with respect to the parameters of a bound network, 0 for those that it does not use."""
-    gradients = torch.autograd.grad(loss, tuple(parameters), materialize_grads=True)
+    gradients = torch.autograd.grad(loss, network.trained, materialize_grads=True)  # type: ignore[arg-type]
     return torch.cat([g.reshape(-1) for g in gradients])
 
 
@@ -169,65 +171,93 @@ class AdamState:
             self.params[part].mul_(1.0 - lr * self.weight_decay * (1.0 - skip))
 
 
+@functools.cache
+def _flags(flags: tuple[bool, ...], device: torch.device) -> Tensor:
+    """1 or 0 for each flag. Kept, because making a tensor on a GPU waits for it."""
+    return torch.tensor(flags, dtype=torch.float32, device=device)
+
+
 @dataclass
 class StepStats:
     """Statistics since the last record, on the device.
 
-    sums: (k,) sums of the scalars of opt steps that were not skipped · skipped: scalar, number of skipped opt steps ·
-    skipped_in_a_row: scalar, number of the last opt steps that were all skipped; not reset by records.
+    totals: (2k,) sums of k scalars of opt steps that were not skipped, then how many of these opt steps had each scalar ·
+    skipped: scalar, number of skipped opt steps · skipped_in_a_row: scalar, number of the last opt steps that were all
+    skipped; not reset by records.
     """
 
-    sums: Tensor
+    totals: Tensor
     skipped: Tensor
     skipped_in_a_row: Tensor
 
     @staticmethod
     def init(n_scalars: int, device: torch.device) -> StepStats:
-        return StepStats(*(torch.zeros(shape, device=device) for shape in ((n_scalars,), (), ())))
+        return StepStats(*(torch.zeros(shape, device=device) for shape in ((2 * n_scalars,), (), ())))
 
-    def add(self, scalars: Sequence[Tensor]) -> Tensor:
-        """Count one opt step with these scalars. Returns a scalar float32, which never leaves the device: 1 if one of them
-        is not finite, so that the step must be skipped, else 0.
+    @property
+    def sums(self) -> Tensor:
+        """(k,) sums of the scalars."""
+        return self.totals[: len(self.totals) // 2]
+
+    def add(self, scalars: Sequence[Tensor | None]) -> Tensor:
+        """Count one opt step with these scalars, None for those that it does not have.
+
+        Returns a scalar float32, which never leaves the device: 1 if one of them is not finite, so that the step must be
+        skipped, else 0.
         """
-        values = torch.stack(list(scalars))
+        has = tuple(scalar is not None for scalar in scalars)
+        present = [scalar for scalar in scalars if scalar is not None]
+        if len(present) < len(has):
+            zero = torch.zeros_like(present[0])
+            present = [zero if scalar is None else scalar for scalar in scalars]
+        values = torch.cat([torch.stack(present), _flags(has, self.totals.device)])
         # x - x is 0, but NaN for NaN and ±inf. It takes half the time of isfinite.
         is_bad = (values - values).sum().isnan()
         skip = is_bad.float()
-        self.sums.add_(torch.where(is_bad, 0.0, values))
+        self.totals.add_(torch.where(is_bad, 0.0, values))
         self.skipped.add_(skip)
         self.skipped_in_a_row.add_(skip).mul_(skip)
         return skip
 
-    def read(self) -> tuple[list[float], int]:
-        """Return the sums and the number of skipped opt steps, and reset both to 0."""
-        sums, skipped = self.sums.tolist(), int(self.skipped.item())
-        self.sums.zero_()
+    def read(self) -> tuple[list[float | None], int]:
+        """Return the means, None where nothing was counted, and the number of skipped opt steps. Resets both."""
+        numbers, skipped = self.totals.tolist(), int(self.skipped.item())
+        k = len(numbers) // 2
+        self.totals.zero_()
         self.skipped.zero_()
-        return sums, skipped
+        pairs = zip(numbers[:k], numbers[k:], strict=True)
+        return [total / count if count else None for total, count in pairs], skipped
 
 
-def named_tensors(state: Any, layouts: Mapping[str, FlatParams]) -> dict[str, Tensor]:
-    """Every tensor of a state, a dataclass of tensors, such dataclasses and None, by its path of field names.
+@dataclass
+class LearnerState:
+    """Everything that an opt step reads and changes.
 
-    layouts: by field; the vectors of such a field are split into named parameters and buffers.
+    nets: the networks that Adam trains · targets: (n,) vectors of their target networks; both by name.
     """
-    tensors: dict[str, Tensor] = {}
-    for field_ in fields(state):
-        for path, tensor in _leaves(field_.name, getattr(state, field_.name)):
-            if field_.name in layouts and tensor.dim() == 1:
-                parts = layouts[field_.name].unflatten(tensor)
-                tensors |= {f"{path}.{name}": part for name, part in parts.items()}
+
+    nets: dict[str, AdamState]
+    targets: dict[str, Tensor]
+    stats: StepStats
+
+    def tensors(self, layouts: Mapping[str, FlatParams] | None = None) -> dict[str, Tensor]:
+        """Every tensor by its path. layouts: by network; their vectors are split into named parameters and buffers."""
+        named: dict[str, Tensor] = {}
+        for name, net in sorted(self.nets.items()):
+            for part in ("params", "exp_avg", "exp_avg_sq", "step"):
+                named[f"{name}.{part}"] = getattr(net, part)
+        named |= dict(sorted(self.targets.items()))
+        named |= {f"stats.{name}": tensor for name, tensor in vars(self.stats).items()}
+        if layouts is None:
+            return named
+        split: dict[str, Tensor] = {}
+        for path, tensor in named.items():
+            layout = layouts.get(path.partition(".")[0])
+            if layout is None or tensor.dim() == 0:
+                split[path] = tensor
             else:
-                tensors[path] = tensor
-    return tensors
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield path, value
-    elif is_dataclass(value):
-        for field_ in fields(value):
-            yield from _leaves(f"{path}.{field_.name}", getattr(value, field_.name))
+                split |= {f"{path}.{name}": part for name, part in layout.unflatten(tensor).items()}
+        return split
 
 
 @dataclass

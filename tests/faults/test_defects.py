@@ -10,8 +10,8 @@ import pytest
 
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.process import ActorHandle
+from border_cli.agents import agent
 from border_cli.agents.agent import NetworkAgent
-from border_cli.agents.dqn import agent
 from border_cli.cli.train import main
 from border_cli.core.errors import ExitCode
 from border_cli.recorders.files import JsonlRecorder

@@ -132,7 +132,7 @@ def test_targets_of_advantage_learning_by_hand(modules: Path) -> None:
     spec = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
     algorithm = module.make_agent(module.AdvantageConfig(hidden=[], alpha=0.5), spec, 0).algorithm
     with torch.no_grad():  # Q(s) = (s, 2s); the online network chooses the first action in s' = -1
-        for network in (algorithm.networks.online, algorithm.networks.target):
+        for network in (algorithm.networks["online"], algorithm.networks["target"]):
             network.layers[0].weight[:] = torch.tensor([[1.0], [2.0]])
             network.layers[0].bias[:] = 0.0
     now, later = ({"obs": torch.tensor([[x], [x]])} for x in (3.0, -1.0))

@@ -201,11 +201,11 @@ def values(agent: Any, *observation: float, before: float | None = None) -> list
         return values_with_memory(agent, obs, before)
     if hasattr(agent.policy, "logits"):  # its critics have a value for each action
         with torch.no_grad():
-            every = agent.algorithm.networks.critics({"obs": torch.from_numpy(obs["obs"])})
+            every = agent.algorithm.networks["critics"]({"obs": torch.from_numpy(obs["obs"])})
         return [float(v) for v in every[:, 0].mean(0)]
     if hasattr(agent.policy, "action_values"):
         return [float(v) for v in agent.policy.action_values(obs)[0]]
-    critics = agent.algorithm.networks.critics
+    critics = agent.algorithm.networks["critics"]
     with torch.no_grad():
         q = critics({"obs": torch.from_numpy(obs["obs"])}, torch.from_numpy(agent.sample(obs)))
         if isinstance(agent.algorithm, FlashsacAlgorithm):  # logits of normalised returns
@@ -221,7 +221,7 @@ def values_with_memory(agent: Any, obs: dict[str, np.ndarray], before: float | N
         agent.sample({"obs": shown[0]})
     if hasattr(agent.policy, "action_values"):
         return [float(v) for v in agent.policy.action_values(obs, env_ix=[0])[0]]
-    critics = agent.algorithm.networks.critics
+    critics = agent.algorithm.networks["critics"]
     with torch.no_grad():
         states, _ = critics.gru(torch.from_numpy(np.stack(shown, 1)), torch.zeros(1, critics.gru.units))
         action = torch.from_numpy(agent.sample(obs))

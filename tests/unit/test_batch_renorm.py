@@ -92,9 +92,7 @@ def batch(n: int = 16) -> TensorBatch:
 def test_there_are_no_target_networks_and_beta1_is_one_half() -> None:
     tensors = agent().algorithm.tensors()
     assert not [name for name in tensors if "target" in name]
-    assert {state.beta1 for state in (agent().algorithm.state.critics, agent().algorithm.state.policy)} == {
-        0.5
-    }
+    assert {state.beta1 for state in agent().algorithm.state.nets.values()} == {0.5}
 
 
 def test_current_and_next_actions_are_one_batch_of_the_critics() -> None:
@@ -103,15 +101,15 @@ def test_current_and_next_actions_are_one_batch_of_the_critics() -> None:
     networks, noise = learner.algorithm.networks, learner.algorithm.noise(16)
     with torch.no_grad():
         bijector = learner.algorithm.bijector
-        parameters = networks.policy(rows.next_obs)  # by its running statistics
+        parameters = networks["policy"](rows.next_obs)  # by its running statistics
         next_action = bijector.squash(parameters.mean + parameters.std * noise.next_action)
         actions = bijector.unscale(torch.cat([rows.action, next_action]))
     inputs = torch.cat([torch.cat([rows.obs["obs"], rows.next_obs["obs"]]), actions], 1)
     learner.algorithm.step(networks, learner.algorithm.state, rows, noise, 1.0, 1)
     for critic in range(2):
-        means = networks.critics.norms[0].mean[critic, 0].tolist()
+        means = networks["critics"].norms[0].mean[critic, 0].tolist()
         assert means == pytest.approx((0.01 * inputs.mean(0)).tolist(), rel=1e-4, abs=1e-6)
-    means = networks.policy.norms[0].mean.tolist()
+    means = networks["policy"].norms[0].mean.tolist()
     assert means == pytest.approx((0.01 * rows.obs["obs"].mean(0)).tolist(), rel=1e-4, abs=1e-6)
 
 

@@ -53,7 +53,7 @@ def with_values(*values: float) -> Any:
     agent = make_agent(DqnConfig(**CONFIG), SPEC, 0)
     networks: Any = agent.algorithm.networks
     with torch.no_grad():
-        for network in (networks.online, networks.target):
+        for network in (networks["online"], networks["target"]):
             network.layers[0].weight[:, 0] = torch.tensor(values)
             network.layers[0].bias[:] = 0.0
     return agent
@@ -80,8 +80,7 @@ def test_targets_and_errors_by_hand() -> None:
     # next values 4 and 10, mean 7: target 1 + 0.5·7 = 4.5; terminated: 2. Values: 1 and 4; 1 and 1.5
     errors = agent.algorithm.opt_step(batch, 1)
     assert errors.tolist() == pytest.approx([(3.5 + 0.5) / 2, (1.0 + 0.5) / 2])
-    sums, _ = agent.algorithm.stats.read()
-    assert sums[0] == pytest.approx((3.5**2 + 0.5**2 + 3 * (1.0 + 0.25)) / 4)
+    assert agent.algorithm.stats.sums[0].item() == pytest.approx((3.5**2 + 0.5**2 + 3 * (1.0 + 0.25)) / 4)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

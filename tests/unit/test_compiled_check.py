@@ -52,8 +52,8 @@ def check_code(
     error: Callable[[TensorBatch, Tensor], object] = lambda batch, lr_scale: None,
 ) -> None:
     """Check code that computes the opt step of a batch and learning rate that `error` has changed."""
-    noise = algorithm.noise(SIZE)
-    traced = graph.trace(algorithm, example, noise, 0)
+    noise, variant = algorithm.noise(SIZE), algorithm.variants[-1]
+    traced = graph.trace(algorithm, example, noise, variant)
     before = len(list(leaves(algorithm.state)))
 
     def run(arguments: list[Tensor]) -> list[Tensor]:
@@ -66,7 +66,7 @@ def check_code(
         return []
 
     monkeypatch.setattr(graph, "_load", lambda path: run)
-    graph.check(algorithm, example, noise, 0, Path("graph.pt2"))
+    graph.check(algorithm, example, noise, variant, Path("graph.pt2"))
 
 
 ERRORS: dict[str, Callable[[TensorBatch, Tensor], object]] = {
@@ -106,7 +106,7 @@ def test_code_of_random_critics_without_some_units_and_with_weight_decay_is_take
     check_code(*vector_learner("sac", **DROPPED, norm=norm), monkeypatch)
     algorithm, batch = vector_learner("sac", **DROPPED, norm=norm)
     noise = algorithm.noise(SIZE)
-    traced = graph.trace(algorithm, batch, noise, 0)
+    traced = graph.trace(algorithm, batch, noise, 1)
     assert graph.is_traceable(traced) is is_traceable
     if is_traceable:
         graph.save_traced(traced, graph.example(algorithm, batch, noise), tmp_path / "step.pt")
@@ -131,6 +131,6 @@ def test_code_is_kept_for_each_value_that_a_step_may_read(settings: dict[str, An
 @pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9])
 def test_adams_corrections_by_hand(beta1: float) -> None:
     learner = make_learner("dqn", adam_beta1=beta1)
-    learner.algorithm.state.online.step.fill_(1.0)  # so the next one is the second
+    learner.algorithm.state.nets["online"].step.fill_(1.0)  # so the next one is the second
     expected = 1 / (1 - beta1**2), (1 - 0.999**2) ** -0.5
-    assert graph.bias_corrections([learner.algorithm.state.online]) == [pytest.approx(expected)]
+    assert graph.bias_corrections([learner.algorithm.state.nets["online"]]) == [pytest.approx(expected)]

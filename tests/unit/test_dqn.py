@@ -15,7 +15,6 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import (
     NO_STEP_NOISE,
     DqnAlgorithm,
-    DqnState,
     EpsilonSchedule,
     StepNoise,
     epsilon_greedy,
@@ -23,7 +22,7 @@ from border_cli.agents.dqn.agent import (
 )
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import NO_NOISE, Noise
-from border_cli.agents.params import FlatParams, TensorBatch
+from border_cli.agents.params import LearnerState, TensorBatch
 from border_cli.config.schema import BufferConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
@@ -59,10 +58,10 @@ def after_opt_step(
     target_weights: tuple[float, float] = (2.0, 1.0),
     batch: TensorBatch = BATCH,
     noise: StepNoise = NO_STEP_NOISE,
-) -> tuple[DqnState, list[float]]:
+) -> tuple[LearnerState, list[float]]:
     """Do an opt step of `Linear`. Returns the state, and loss, Q, target and gradient norm."""
     algorithm = of_linear(config, target_weights, "mask" in batch.obs)
-    algorithm.learn(algorithm.networks, algorithm.state, batch, noise, 1.0, 0)
+    algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, 0)
     return algorithm.state, algorithm.stats.sums.tolist()
 
 
@@ -73,10 +72,9 @@ def of_linear(
     obs = (ObsLeaf("obs", (), "box", (1,), "float32"),)
     mask = (ObsLeaf("mask", ("action_mask",), "multi_binary", (2,), "int8"),) if masked else ()
     spec = EnvSpec(ObsSpec((*obs, *mask)), ActionSpec("discrete", n=2))
-    network = FlatParams(Linear())
-    state = DqnState.init(network, network.init())
-    state.target.copy_(T(target_weights))
-    return DqnAlgorithm(network, state, config, spec, 0)
+    algorithm = DqnAlgorithm(config, spec, 0, {"online": Linear()}, torch.device("cpu"))
+    algorithm.state.targets["target"].copy_(T(target_weights))
+    return algorithm
 
 
 @pytest.mark.parametrize(
@@ -93,9 +91,9 @@ def test_loss_gradient_and_parameters_by_hand(
     """Q = 2, target = 1 + 0.5·max(4, 2) = 3. Adam's first step is lr against the gradient's sign."""
     state, scalars = after_opt_step(DqnConfig(loss=loss, lr=0.1, max_grad_norm=max_grad_norm))
     assert scalars == pytest.approx(recorded)
-    assert state.online.params.tolist() == pytest.approx([2.1, 1.0], abs=1e-6)
-    assert state.online.exp_avg.tolist() == pytest.approx([moment, 0.0], rel=1e-4)
-    assert state.target.tolist() == [2.0, 1.0]
+    assert state.nets["online"].params.tolist() == pytest.approx([2.1, 1.0], abs=1e-6)
+    assert state.nets["online"].exp_avg.tolist() == pytest.approx([moment, 0.0], rel=1e-4)
+    assert state.targets["target"].tolist() == [2.0, 1.0]
 
 
 OVER = dataclasses.replace(BATCH, terminated=T([True]), next_obs={"obs": T([[math.inf]])})
@@ -252,12 +250,12 @@ def full_agent(**changes: Any) -> tuple[NetworkAgent, RowReplayBuffer]:
 @pytest.mark.parametrize("tau", [0.25, 1.0])
 def test_targets_move_by_target_tau_every_target_interval(tau: float) -> None:
     agent, buffer = full_agent(target_interval=3, target_tau=tau)
-    before = agent.algorithm.state.target.clone()
+    before = agent.algorithm.state.targets["target"].clone()
     for n in range(1, 4):
         agent.opt(buffer)
-        assert torch.equal(agent.algorithm.state.target, before) == (n < 3)
-    expected = before + tau * (agent.algorithm.state.online.params - before)
-    assert torch.allclose(agent.algorithm.state.target, expected, atol=1e-7)
+        assert torch.equal(agent.algorithm.state.targets["target"], before) == (n < 3)
+    expected = before + tau * (agent.algorithm.state.nets["online"].params - before)
+    assert torch.allclose(agent.algorithm.state.targets["target"], expected, atol=1e-7)
 
 
 def test_recorded_metrics_are_means_since_the_last_record() -> None:

@@ -69,7 +69,7 @@ def test_the_scale_is_the_deviation_of_the_returns_or_a_fifth_of_the_largest() -
 
 def test_each_opt_step_adds_its_batch_to_the_statistics_unless_it_is_skipped() -> None:
     learner, rows = agent(), batch()
-    returns = learner.algorithm.networks.critics.returns
+    returns = learner.algorithm.networks["critics"].returns
     for number, values in ((1, [2.0, -4.0]), (2, [1.0, 2.0])):
         rows.extra[RETURN] = T(values * 8)
         opt_step(learner, rows, number)
@@ -140,16 +140,16 @@ def test_current_and_next_rows_are_one_batch_of_each_network_that_learns() -> No
     noise = learner.algorithm.noise(16)
     with torch.no_grad():
         bijector = learner.algorithm.bijector
-        parameters = networks.policy(rows.next_obs)  # by its running statistics
+        parameters = networks["policy"](rows.next_obs)  # by its running statistics
         next_action = bijector.squash(parameters.mean + parameters.std * noise.next_action)
     both = torch.cat([rows.obs["obs"], rows.next_obs["obs"]])
     inputs = torch.cat([both, bijector.unscale(torch.cat([rows.action, next_action]))], 1)
     learner.algorithm.step(networks, learner.algorithm.state, rows, noise, 1.0, 1)
-    of_policy, of_critics = (n.trunk.norms[0].mean for n in (networks.policy, networks.critics))
+    of_policy, of_critics = (n.trunk.norms[0].mean for n in (networks["policy"], networks["critics"]))
     assert of_policy.flatten().tolist() == pytest.approx((0.01 * both.mean(0)).tolist(), rel=1e-4)
     for critic in of_critics:
         assert critic[0].tolist() == pytest.approx((0.01 * inputs.mean(0)).tolist(), rel=1e-4)
-    assert networks.critics_target.trunk.norms[0].mean.abs().max() == 0.0
+    assert networks["critics_target"].trunk.norms[0].mean.abs().max() == 0.0
 
 
 def test_the_policy_acts_by_running_statistics_whatever_the_batch_is() -> None:
@@ -189,7 +189,7 @@ def norms_of(vector: torch.Tensor, layout: Any) -> dict[str, list[float]]:
 def test_the_weights_of_each_output_have_norm_1_after_opt_steps(network: str) -> None:
     learner = agent(lr=0.1)
     algorithm = learner.algorithm
-    state, layout = getattr(algorithm.state, network), algorithm._layouts[network]
+    state, layout = algorithm.state.nets[network], algorithm.layouts[network]
     before = state.params.clone()
     for number in (2, 4, 6):
         opt_step(learner, batch(), number)
@@ -202,11 +202,11 @@ def test_the_weights_of_each_output_have_norm_1_after_opt_steps(network: str) ->
 
 def test_targets_follow_the_projected_weights() -> None:
     learner = agent(lr=0.1, target_tau=0.25)
-    before = learner.algorithm.state.critics_target.clone()
+    before = learner.algorithm.state.targets["critics_target"].clone()
     opt_step(learner, batch())
-    online = learner.algorithm.state.critics.params
+    online = learner.algorithm.state.nets["critics"].params
     expected = 0.75 * before + 0.25 * online
-    assert torch.allclose(learner.algorithm.state.critics_target, expected, atol=1e-6)
+    assert torch.allclose(learner.algorithm.state.targets["critics_target"], expected, atol=1e-6)
 
 
 def test_blocks_of_different_width_are_refused() -> None:

@@ -83,7 +83,7 @@ def states_by_hand(gru: Gru, encode: Any, batch: Batch, i: int, stored: bool) ->
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_memory_passes_the_burn_in_first_without_a_gradient(stored: bool) -> None:
     learner, batch = make_learner("r2d2"), batch_of("r2d2", 1)
-    network = cast(QNetwork, learner.algorithm.networks.online)
+    network = cast(QNetwork, learner.algorithm.networks["online"])
     gru, tensors = cast(Gru, network.gru), as_tensors(batch)
     tensors.obs["obs.x"].requires_grad_()
     states = states_of_sequences(gru, network.features, tensors, SHAPE.burn_in, stored)
@@ -103,15 +103,15 @@ def test_targets_loss_and_errors_of_r2d2_row_by_row() -> None:
     learner, batch = make_learner("r2d2"), batch_of("r2d2", 1, weighted=True)
     networks = learner.algorithm.networks
     with torch.no_grad():
-        networks.target.value[-1].weight.mul_(2.0)
-        networks.target.advantage[-1].weight.mul_(-1.0)  # another network, with another best action
+        networks["target"].value[-1].weight.mul_(2.0)
+        networks["target"].advantage[-1].weight.mul_(-1.0)  # another network, with another best action
     losses, wanted, targets = [], [], []
     for i in range(SIZE):
         q, q_target = (
             network.outputs(
                 torch.from_numpy(np.stack(states_by_hand(network.gru, network.features, batch, i, True)))
             )[:, :, 0].detach().numpy()
-            for network in (networks.online, networks.target)
+            for network in (networks["online"], networks["target"])
         )  # fmt: skip
         errors = []
         for k in np.flatnonzero(batch.extra["is_valid"][i]):
@@ -136,7 +136,7 @@ def test_targets_loss_and_errors_of_rsac_row_by_row() -> None:
     algorithm: Any = learner.algorithm
     networks, bijector, rows = algorithm.networks, algorithm.bijector, SHAPE.length
     with torch.no_grad():
-        networks.critics_target.gru.weight_x.mul_(0.5)
+        networks["critics_target"].gru.weight_x.mul_(0.5)
     state = algorithm.rng.bit_generator.state
     noise = algorithm.noise(SIZE).next_action.view(SIZE, rows, -1)
     algorithm.rng.bit_generator.state = state
@@ -146,18 +146,18 @@ def test_targets_loss_and_errors_of_rsac_row_by_row() -> None:
         return torch.from_numpy(np.stack(states_by_hand(network.gru, network.encoder, batch, i, stored)))
 
     for i in range(SIZE):
-        of_policy = states(networks.policy, i, stored=True)
-        of_critics, of_target = states(networks.critics, i), states(networks.critics_target, i)
+        of_policy = states(networks["policy"], i, stored=True)
+        of_critics, of_target = states(networks["critics"], i), states(networks["critics_target"], i)
         errors = []
         for k in np.flatnonzero(batch.extra["is_valid"][i]):
             then = slice(batch.extra["next"][i, k], batch.extra["next"][i, k] + 1)
             with torch.no_grad():
-                now = networks.policy({STATE: of_policy[then]})
+                now = networks["policy"]({STATE: of_policy[then]})
                 u = now.mean + now.std * noise[i, k]
                 log_prob = bijector.log_prob(u, now.mean, now.std).item()
-                values = networks.critics_target({STATE: of_target[then]}, bijector.squash(u))
+                values = networks["critics_target"]({STATE: of_target[then]}, bijector.squash(u))
                 action = torch.from_numpy(batch.action[i, k : k + 1]).flatten(1)
-                q = networks.critics({STATE: of_critics[k : k + 1]}, action).flatten()
+                q = networks["critics"]({STATE: of_critics[k : k + 1]}, action).flatten()
             value = 0.0 if batch.terminated[i, k] else values.min().item() - 0.25 * log_prob
             target = float(batch.reward[i, k] + batch.discount[i, k] * value)
             errors.append(float((q - target).abs().mean()))

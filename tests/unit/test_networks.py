@@ -118,7 +118,7 @@ def test_importance_weights_scale_the_rows() -> None:
         over = torch.ones(n, dtype=torch.bool)
         batch = TensorBatch(obs, T([1, 2])[rows], T([1.0, 5.0])[rows], torch.ones(n), over, obs, weight)
         algorithm.opt_step(batch, 1)
-        gradients.append(algorithm.state.online.exp_avg)
+        gradients.append(algorithm.state.nets["online"].exp_avg)
     assert torch.allclose(*gradients)
 
 

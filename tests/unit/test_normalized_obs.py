@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -143,8 +142,7 @@ def test_only_floats_and_wide_integers_are_normalised() -> None:
 
 
 def networks(learner: NetworkAgent) -> list[nn.Module]:
-    parts = [getattr(learner.algorithm.networks, part.name) for part in fields(learner.algorithm.networks)]
-    return [network for network in parts if hasattr(network, "encoder")]
+    return [network for network in learner.algorithm.networks.values() if hasattr(network, "encoder")]
 
 
 @pytest.mark.parametrize("name", ["dqn", "c51", "sac", "td3"])

@@ -224,7 +224,7 @@ def test_it_gets_the_parts_of_its_spec_alone_in_their_order() -> None:
     algorithm = AGENTS["dsac"].load().make_agent(config, spec, 0).algorithm
     obs = {leaf.name: torch.ones(3, *leaf.shape) for leaf in sorted(spec.obs.leaves, key=lambda x: x.name)}
     networks = algorithm.networks
-    for network, names in ((networks.policy, ["z", "a"]), (networks.critics, ["z", "a", "secret"])):
+    for network, names in ((networks["policy"], ["z", "a"]), (networks["critics"], ["z", "a", "secret"])):
         network(obs)
         assert network.encoder.own.network.names == names
 

@@ -27,7 +27,7 @@ def tensors(obs: dict[str, Any]) -> dict[str, torch.Tensor]:
 def features(agent: str, **settings: Any) -> tuple[int, int]:
     """Numbers that policy and critics see of an observation: x has 3, and k four values."""
     networks = make_learner(agent, **settings).algorithm.networks
-    return networks.policy.encoder.features, networks.critics.encoder.features
+    return networks["policy"].encoder.features, networks["critics"].encoder.features
 
 
 @pytest.mark.parametrize("agent", KINDS)
@@ -55,10 +55,10 @@ def test_the_statistics_of_a_privileged_part_are_those_of_the_batches(agent: str
         TensorBatch(obs=tensors(batch.obs), next_obs=tensors(batch.next_obs), **parts),
     )
     mean = batch.obs["obs.x"].mean(0)
-    assert algorithm.networks.policy.encoder.statistics() == []
+    assert algorithm.networks["policy"].encoder.statistics() == []
     for encoder in algorithm.encoders(algorithm.networks)[1:]:
         assert len(encoder.statistics()) in (0, 3)
-    critics = algorithm.networks.critics.encoder.statistics()
+    critics = algorithm.networks["critics"].encoder.statistics()
     np.testing.assert_allclose(critics[0].numpy(), mean, rtol=1e-5)
 
 

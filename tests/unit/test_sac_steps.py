@@ -53,7 +53,7 @@ ROW = TensorBatch(OBS, T([[1.0]]), T([1.0]), T([0.9]), T([False]), OBS)
 def step_of(algorithm: Any, z: float, next_z: float, **others: Any) -> dict[str, float]:
     """Run an opt step with these standard normal numbers for the action and the next action, and other random numbers."""
     noise = StepNoise(T([[z]]), T([[next_z]]), **others)
-    algorithm.learn(algorithm.networks, algorithm.state, ROW, noise, 1.0, 1)
+    algorithm.step(algorithm.networks, algorithm.state, ROW, noise, 1.0, 1)
     return dict(zip(SCALARS, algorithm.stats.sums.tolist(), strict=True))
 
 
@@ -173,7 +173,7 @@ def test_a_learned_coefficient_moves_the_entropy_to_its_target(beyond: float, si
     changes = {"target_entropy": wanted, "lr": 0.01}
     algorithm = linear_algorithm(SacConfig, [0.3, math.log(0.5)], ONLINE, TARGET, **changes)
     step_of(algorithm, 1.0, -0.4)
-    assert algorithm.state.alpha.params.item() == pytest.approx(sign * 0.01, rel=1e-3)
+    assert algorithm.state.nets["alpha"].params.item() == pytest.approx(sign * 0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -181,15 +181,13 @@ def test_policy_metrics_are_means_over_opt_steps_that_update_the_policy(number: 
     algorithm = make_agent(small(Td3Config), spec(), 0).algorithm
     for n in range(number, number + 3):  # one or two of three opt steps have an even number
         algorithm.opt_step(batch(), n)
-    sums, _ = algorithm.stats.read()
-    totals = dict(zip(SCALARS, sums, strict=True))
-    assert algorithm.state.policy_steps.item() == number
-    scalars = algorithm.metrics(sums, 3)
-    assert scalars["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
-    assert scalars["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
-    assert algorithm.state.policy_steps.item() == 0
+    totals = dict(zip(SCALARS, algorithm.stats.sums.tolist(), strict=True))
+    means = dict(zip(SCALARS, algorithm.stats.read()[0], strict=True))
+    assert means["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
+    assert means["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
     algorithm.opt_step(batch(), 1)
-    assert not {"policy_loss", "entropy"} & set(algorithm.metrics(algorithm.stats.read()[0], 1))
+    means = dict(zip(SCALARS, algorithm.stats.read()[0], strict=True))
+    assert {name for name, mean in means.items() if mean is None} == {"policy_loss", "entropy"}
 
 
 def test_the_policy_and_the_targets_of_td3_change_every_second_opt_step() -> None:
@@ -200,12 +198,12 @@ def test_the_policy_and_the_targets_of_td3_change_every_second_opt_step() -> Non
         algorithm.update_targets(number)
         after = algorithm.tensors()
         networks = {name.partition(".")[0] for name in after if not torch.equal(after[name], before[name])}
-        assert networks - {"stats", "policy_steps"} == changed
-    algorithm.state.critics.params += 1.0
-    before = algorithm.state.critics_target.clone()
+        assert networks - {"stats"} == changed
+    algorithm.state.nets["critics"].params += 1.0
+    before = algorithm.state.targets["critics_target"].clone()
     algorithm.update_targets(2)
-    moved = 0.25 * (algorithm.state.critics.params - before)
-    assert torch.allclose(algorithm.state.critics_target - before, moved)
+    moved = 0.25 * (algorithm.state.nets["critics"].params - before)
+    assert torch.allclose(algorithm.state.targets["critics_target"] - before, moved)
 
 
 def test_importance_weights_scale_the_rows() -> None:
@@ -218,13 +216,13 @@ def test_importance_weights_scale_the_rows() -> None:
             torch.ones(n, dtype=torch.bool), {"obs": whole.next_obs["obs"][:n]}, weight,
         )  # fmt: skip
         algorithm.opt_step(part, 1)
-        moments.append(algorithm.state.critics.exp_avg)
+        moments.append(algorithm.state.nets["critics"].exp_avg)
     assert torch.allclose(*moments, atol=1e-7)
 
 
 def test_a_coefficient_near_zero_can_grow_again() -> None:
     algorithm = make_agent(small(target_entropy=100.0, lr=0.01), spec(), 0).algorithm
-    algorithm.state.alpha.params.fill_(-150.0)
+    algorithm.state.nets["alpha"].params.fill_(-150.0)
     algorithm.opt_step(batch(), 1)
     assert algorithm.stats.skipped_in_a_row.item() == 0
-    assert algorithm.state.alpha.params.item() > -150.0
+    assert algorithm.state.nets["alpha"].params.item() > -150.0

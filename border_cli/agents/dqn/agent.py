@@ -9,34 +9,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from border_cli.agents.agent import Algorithm, NetworkAgent, NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.agent import Algorithm, Family, Learned, NetworkPolicy, Networks
 from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead, make_head
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.memory import at_next, mean_of_rows, memory_columns, sequence_errors
-from border_cli.agents.nets import Encoder, to_tensors
-from border_cli.agents.params import (
-    AdamState,
-    FlatParams,
-    StepStats,
-    TensorBatch,
-    clip_norm_,
-    flat_gradient,
-    polyak_,
-)
+from border_cli.agents.nets import to_tensors
+from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.runtime import seeding
 from border_cli.runtime.tensors import to_device
 
 declare("agent/loss", "", "mean loss of the TD error")
@@ -224,30 +215,6 @@ class DqnPolicy(NetworkPolicy):
 # -- learning -------------------------------------------------------------------
 
 
-@dataclass
-class DqnState:
-    """Everything that an opt step reads and changes. target: (n,) parameters of the target network."""
-
-    online: AdamState
-    target: Tensor
-    stats: StepStats
-
-    @staticmethod
-    def init(layout: FlatParams, params: Tensor, beta1: float = 0.9) -> DqnState:
-        """The state before the first opt step. `params`, of this layout, is used in place."""
-        stats = StepStats.init(len(SCALARS), params.device)
-        return DqnState(AdamState.init(layout, params, beta1), params.clone(), stats)
-
-
-@dataclass(frozen=True)
-class DqnNetworks:
-    """The online and the target network, bound to the parameters in a state."""
-
-    online: nn.Module
-    target: nn.Module
-    online_params: tuple[nn.Parameter, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class StepNoise:
     """Random numbers of the three passes of an opt step: online network, target network, selection of the next action."""
@@ -264,33 +231,23 @@ class DqnAlgorithm(Algorithm):
     """The opt step: targets, loss, gradient, clipping, Adam."""
 
     config: DqnConfig
-    state: DqnState
     scalars = SCALARS
+    target_of: ClassVar[dict[str, str]] = {"target": "online"}
 
-    def __init__(
-        self, layout: FlatParams, state: DqnState, config: DqnConfig, spec: EnvSpec, seed: int
-    ) -> None:
-        super().__init__(config, state, {"online": layout, "target": layout}, seed)
+    def __init__(self, config: DqnConfig, spec: EnvSpec, *rest: Any) -> None:
+        super().__init__(config, spec, *rest)
         self._mask, self._branches = spec.mask, spec.action.branches
         self.head = make_head(config)
-        self._noise_size = cast(QNetwork, self.networks.online).noise_size
+        self._noise_size = cast(QNetwork, self.networks["online"]).noise_size
         self._warned = False
         if config.gru is not None and type(self).targets is not DqnAlgorithm.targets:
             raise UsageError(
                 f"agent={config.type} has targets of its own, for rows", allowed="agent.gru=null"
             )
 
-    def bind(self, state: DqnState) -> DqnNetworks:
-        layout, precision = self._layouts["online"], self.config.precision
-        online = layout.bind(state.online.params, precision)
-        return DqnNetworks(online, layout.bind(state.target, precision), tuple(online.parameters()))
-
-    def encoders(self, networks: DqnNetworks) -> Sequence[Encoder]:
-        return [cast(QNetwork, network).encoder for network in (networks.online, networks.target)]
-
     def noise(self, rows: int) -> StepNoise:
         """See `Algorithm`: noise for all three passes, quantile levels for the two that are compared."""
-        config, device = self.config, self.state.target.device
+        config, device = self.config, self.state.targets["target"].device
         is_implicit = config.head == "implicit_quantile"
         if not self._noise_size and not is_implicit:
             return NO_STEP_NOISE
@@ -304,41 +261,32 @@ class DqnAlgorithm(Algorithm):
         return StepNoise(*(Noise(tau, normal) for tau, normal in zip(taus, normals, strict=True)))
 
     def learn(
-        self,
-        networks: DqnNetworks,
-        state: DqnState,
-        batch: TensorBatch,
-        noise: StepNoise,
-        lr_scale: float | Tensor,
-        variant: int,
-    ) -> Tensor | None:
-        """See `Algorithm.learn`. If a scalar of the statistics is not finite, the step is skipped: nothing else changes."""
-        del variant
+        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: StepNoise, variant: int
+    ) -> Learned:
+        """See `Algorithm.learn`."""
         config, head, d = self.config, self.head, len(self._branches)
         batch = by_branch(batch, d)
         if config.gru is None:
             with torch.no_grad():
                 target = self.targets(networks, batch, noise)
-            outputs = gather_action(networks.online(batch.obs, noise.online), batch.action)
+            outputs = gather_action(networks["online"](batch.obs, noise.online), batch.action)
         else:
             outputs, target = self._of_sequences(networks, batch, noise)
         tau, valid = noise.online.tau, batch.extra.get("is_valid")
         losses = head.loss(outputs, target, tau if tau is None or d == 1 else tau.repeat_interleave(d, 0))
         loss = mean_of_rows(losses, valid, batch.weight)
-        gradient = flat_gradient(loss, networks.online_params)
-        with torch.no_grad():
-            norm = clip_norm_(gradient, config.max_grad_norm)
-            means = (mean_of_rows(v, valid) for v in (head.values(outputs), head.target_values(target)))
-            skip = state.stats.add((loss, *means, norm))
-            state.online.update(gradient, config.lr * lr_scale, config.adam_eps, skip)
-            if batch.weight is None:
-                return None
+        gradients = {"online": flat_gradient(loss, networks["online"])}
+        outputs, errors = outputs.detach(), None
+        q, y = (mean_of_rows(v, valid) for v in (head.values(outputs), head.target_values(target)))
+        if batch.weight is not None:
             errors = head.error(outputs, target)
-            if valid is None:
-                return errors.view(-1, d).mean(1) if d > 1 else errors
-            return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
+            if valid is not None:
+                errors = sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
+            elif d > 1:
+                errors = errors.view(-1, d).mean(1)
+        return Learned(gradients, {"loss": loss, "q_mean": q, "target_mean": y}, errors)
 
-    def targets(self, networks: DqnNetworks, batch: TensorBatch, noise: StepNoise) -> Tensor:
+    def targets(self, networks: Networks, batch: TensorBatch, noise: StepNoise) -> Tensor:
         """(B, k) TD targets of rows; of D actions at once (B·D, k). A variant of DQN overrides it.
 
         D actions all bootstrap from their mean, as in BDQ, but from their own where distributions of fixed returns are
@@ -356,16 +304,14 @@ class DqnAlgorithm(Algorithm):
         return self.head.target(best, reward, batch.discount, batch.terminated)
 
     def _next_outputs(
-        self, networks: DqnNetworks, batch: TensorBatch, noise: StepNoise
+        self, networks: Networks, batch: TensorBatch, noise: StepNoise
     ) -> tuple[Tensor, Tensor]:
         """In the next states: (B, n, k) outputs of the target network, and (B, n) values that select the action."""
-        outputs = networks.target(batch.next_obs, noise.target)
+        outputs = networks["target"](batch.next_obs, noise.target)
         if self.config.double:
-            selecting = networks.online(batch.next_obs, noise.select)
-        elif (
-            noise.target.tau is not None
-        ):  # IQN: random levels for the target, fixed ones to select the action
-            selecting = networks.target(batch.next_obs, noise.select)
+            selecting = networks["online"](batch.next_obs, noise.select)
+        elif noise.target.tau is not None:  # IQN: random levels for the target, fixed ones to select
+            selecting = networks["target"](batch.next_obs, noise.select)
         else:
             selecting = outputs
         return outputs, self._allowed(self.head.values(selecting), batch.next_obs)
@@ -374,17 +320,15 @@ class DqnAlgorithm(Algorithm):
         """(B, n) values, -inf for forbidden actions."""
         return mask_actions(values, obs, self._mask, self._branches)
 
-    def _munchausen(
-        self, networks: DqnNetworks, batch: TensorBatch, noise: StepNoise
-    ) -> tuple[Tensor, Tensor]:
+    def _munchausen(self, networks: Networks, batch: TensorBatch, noise: StepNoise) -> tuple[Tensor, Tensor]:
         """What the targets of Munchausen RL have in place of the best action, and add to the reward.
 
         (B, k) Σ_b π(b|s')·(output_b - τ·log π(b|s')), the soft value of the next state, and (B,) clipped τ·log π(a|s). π
         is the softmax of the target network's values by the temperature τ.
         """
         tau = self.config.munchausen_tau
-        next_outputs = networks.target(batch.next_obs, noise.target)
-        now = (networks.target(batch.obs, noise.select), batch.obs)
+        next_outputs = networks["target"](batch.next_obs, noise.target)
+        now = (networks["target"](batch.obs, noise.select), batch.obs)
         log_pi, next_log_pi = (  # finite, so that 0·log 0 is 0
             (self._allowed(self.head.values(outputs), obs) / tau).clamp(min=-1e30).log_softmax(1)
             for outputs, obs in (now, (next_outputs, batch.next_obs))
@@ -395,13 +339,13 @@ class DqnAlgorithm(Algorithm):
         return value, bonus.clamp(self.config.munchausen_clip, 0.0)
 
     def _of_sequences(
-        self, networks: DqnNetworks, batch: TensorBatch, noise: StepNoise
+        self, networks: Networks, batch: TensorBatch, noise: StepNoise
     ) -> tuple[Tensor, Tensor]:
         """(B·T, k) outputs and TD targets of networks with a memory. The next states are in the same sequences."""
-        online = networks.online(batch.obs, noise.online, batch)  # (B, T + n, actions, k)
+        online = networks["online"](batch.obs, noise.online, batch)  # (B, T + n, actions, k)
         with torch.no_grad():
             next_ = batch.extra["next"]
-            next_outputs = at_next(networks.target(batch.obs, noise.target, batch), next_)
+            next_outputs = at_next(networks["target"](batch.obs, noise.target, batch), next_)
             values = self.head.values(at_next(online, next_) if self.config.double else next_outputs)
             if self._mask is not None:
                 allowed = at_next(batch.obs[self._mask][:, self.config.burn_in :], next_)
@@ -410,13 +354,6 @@ class DqnAlgorithm(Algorithm):
             target = self.head.target(gather_action(next_outputs, values.argmax(1)), *numbers)
         rows = online[:, : batch.action.shape[1]].flatten(0, 1)
         return gather_action(rows, batch.action.flatten()), target
-
-    def update_targets(self, number: int) -> None:
-        if number % self.config.target_interval == 0:
-            polyak_(self.state.target, self.state.online.params, self.config.target_tau)
-
-    def reset_targets(self) -> None:
-        polyak_(self.state.target, self.state.online.params, 1.0)
 
     @torch.no_grad()
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
@@ -469,23 +406,6 @@ def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
         )
 
 
-def make_agent(
-    config: DqnConfig,
-    spec: EnvSpec,
-    seed: int,
-    device: str = "cpu",
-    algorithm: Callable[..., DqnAlgorithm] = DqnAlgorithm,
-) -> NetworkAgent:
-    """A new agent. seed: the run's · algorithm: `DqnAlgorithm`, or a class derived from it."""
-    check_spec(config, spec)
-    generator = torch.Generator().manual_seed(seeding.integer(seed, seeding.AGENT))
-    layout = FlatParams(QNetwork(spec, config, generator))
-    state = DqnState.init(layout, layout.init().to(torch.device(device)), config.adam_beta1)
-    policy = DqnPolicy(layout, state.online.params, config, spec, seed, shared=True)
-    learning = algorithm(layout, state, config, spec, seed)
-    return NetworkAgent(policy, learning, config.batch_size)
-
-
-make_policy = policy_maker(DqnPolicy, QNetwork)
-agent_bytes = bytes_by(make_agent)
+FAMILY = Family(check_spec, DqnPolicy, DqnAlgorithm, QNetwork, acting="online")
+make_policy, make_agent, agent_bytes = FAMILY.make_policy, FAMILY.make_agent, FAMILY.agent_bytes
 extra_columns = memory_columns

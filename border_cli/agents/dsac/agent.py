@@ -11,19 +11,19 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents import actor_critic
-from border_cli.agents.actor_critic import ActorCriticAlgorithm, ActorCriticNetworks, ActorCriticState, Parts
-from border_cli.agents.agent import NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.actor_critic import ActorCriticAlgorithm, others
+from border_cli.agents.agent import Family, Learned, NetworkPolicy, Networks
 from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
 from border_cli.agents.dsac.config import DsacConfig
+from border_cli.agents.memory import mean_of_rows
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list, to_tensors
-from border_cli.agents.params import TensorBatch, flat_gradient
+from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
 from border_cli.agents.sac.network import StackedLinear, hidden_layers
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
@@ -142,59 +142,52 @@ class DsacPolicy(NetworkPolicy):
 
 
 class DsacAlgorithm(ActorCriticAlgorithm):
-    """The opt step. All gradients are computed before any parameter changes."""
+    """The opt step."""
 
     config: DsacConfig
 
     def learn(
-        self,
-        networks: ActorCriticNetworks,
-        state: ActorCriticState,
-        batch: TensorBatch,
-        noise: Any,
-        lr_scale: float | Tensor,
-        variant: int,
-    ) -> Tensor | None:
-        del noise
+        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: Any, variant: int
+    ) -> Learned:
+        """See `Algorithm.learn`."""
         branches, alpha = self.spec.action.branches, self.entropy_coef(networks)
         d, batch = len(branches), by_branch(batch, len(branches))
         target = self._target(networks, batch, alpha)
-        all_values = networks.critics(batch.obs)  # (critics, B·D, n)
+        all_values = networks["critics"](batch.obs)  # (critics, B·D, n)
         taken = batch.action.view(1, -1, 1).expand(len(all_values), -1, 1)
         values = all_values.gather(2, taken).squeeze(2)
         losses = 0.5 * (values - target).square().sum(0)
-        critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
-        gradients = {"critics": flat_gradient(critic_loss, tuple(networks.critics.parameters()))}
-        policy_loss = entropy = torch.zeros_like(critic_loss)
+        critic_loss = mean_of_rows(losses, None, batch.weight)
+        gradients = {"critics": flat_gradient(critic_loss, networks["critics"])}
+        values, all_values = values.detach(), all_values.detach()
+        scalars = {"critic_loss": critic_loss, "q_mean": values.mean(), "target_mean": target.mean()}
+        scalars["entropy_coef"] = alpha.mean()
         if variant == 1:
-            log_p = log_probabilities(networks.policy(batch.obs), batch.obs, self.spec)
+            log_p = log_probabilities(networks["policy"](batch.obs), batch.obs, self.spec)
             p = log_p.exp()
             entropies = -(p * log_p).sum(1)
-            policy_loss = -(p * all_values.detach().min(0).values).sum(1).mean() - (alpha * entropies).mean()
+            policy_loss = -(p * all_values.min(0).values).sum(1).mean() - (alpha * entropies).mean()
             entropy = entropies.detach().mean()
-            gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
+            gradients["policy"] = flat_gradient(policy_loss, networks["policy"])
             target_entropy = self.config.target_entropy * sum(map(math.log, branches)) / d
             gradients |= self.entropy_coef_gradient(networks, entropy, target_entropy)
-        with torch.no_grad():
-            scalars = (critic_loss, policy_loss, values.mean(), target.mean(), alpha.mean(), entropy)
-            self.change(state, gradients, scalars, lr_scale)
-            return None if batch.weight is None else (values - target).abs().mean(0).view(-1, d).mean(1)
+            scalars |= {"policy_loss": policy_loss, "entropy": entropy}
+        errors = None if batch.weight is None else (values - target).abs().mean(0).view(-1, d).mean(1)
+        return Learned(gradients, scalars, errors)
 
     @torch.no_grad()
-    def _target(self, networks: ActorCriticNetworks, batch: TensorBatch, alpha: Tensor) -> Tensor:
+    def _target(self, networks: Networks, batch: TensorBatch, alpha: Tensor) -> Tensor:
         """(B·D,) targets y = R + γ^m·V(s'), and R alone where terminated.
 
         V(s') = Σ_a π(a|s')·(min_k Q_k(s', a) - α·log π(a|s')), the mean of this for D actions at once.
         """
-        log_p = log_probabilities(networks.policy(batch.next_obs), batch.next_obs, self.spec)
-        values = cast(nn.Module, networks.critics_target)(batch.next_obs).min(0).values
+        log_p = log_probabilities(networks["policy"](batch.next_obs), batch.next_obs, self.spec)
+        values = networks["critics_target"](batch.next_obs).min(0).values
         value = mean_of_branches(
             (log_p.exp() * (values - alpha * log_p)).sum(1), len(self.spec.action.branches)
         )
         return batch.reward + batch.discount * torch.where(batch.terminated, 0.0, value)
 
 
-_PARTS = Parts(check_spec, DsacNetwork, DsacCritics, DsacPolicy, DsacAlgorithm)
-make_policy = policy_maker(DsacPolicy, DsacNetwork)
-make_agent = partial(actor_critic.make_agent, parts=_PARTS)
-agent_bytes = bytes_by(make_agent)
+FAMILY = Family(check_spec, DsacPolicy, DsacAlgorithm, DsacNetwork, partial(others, DsacCritics))
+make_policy, make_agent, agent_bytes = FAMILY.make_policy, FAMILY.make_agent, FAMILY.agent_bytes

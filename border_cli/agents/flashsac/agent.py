@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents import actor_critic
-from border_cli.agents.actor_critic import ActorCriticNetworks, ActorCriticState, Parts
-from border_cli.agents.agent import bytes_by, policy_maker
+from border_cli.agents.actor_critic import others
+from border_cli.agents.agent import Family, Learned, Networks
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.dqn.heads import CategoricalHead
 from border_cli.agents.flashsac.config import NARROW, FlashsacConfig
+from border_cli.agents.memory import mean_of_rows
 from border_cli.agents.nets import Encoder, in_float32, layer_list
-from border_cli.agents.params import FlatParams, TensorBatch, flat_gradient
+from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
 from border_cli.agents.sac.agent import (
     SacAlgorithm,
     SacPolicy,
@@ -303,14 +304,14 @@ class FlashsacPolicy(SacPolicy):
 
 
 class FlashsacAlgorithm(SacAlgorithm):
-    """The opt step. All gradients are computed before any parameter changes."""
+    """The opt step."""
 
     scalars = SCALARS
 
-    def __init__(self, layouts: dict[str, FlatParams], state: ActorCriticState, *args: Any) -> None:
-        super().__init__(layouts, state, *args)
-        device = state.critics.params.device
-        self.head = CategoricalHead(torch.linspace(-_MAX_RETURN, _MAX_RETURN, _ATOMS, device=device))
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        atoms = torch.linspace(-_MAX_RETURN, _MAX_RETURN, _ATOMS, device=self.bijector.middle.device)
+        self.head = CategoricalHead(atoms)
 
     @property
     def target_entropy(self) -> float:
@@ -322,55 +323,49 @@ class FlashsacAlgorithm(SacAlgorithm):
         )
 
     def learn(
-        self,
-        networks: ActorCriticNetworks,
-        state: ActorCriticState,
-        batch: TensorBatch,
-        noise: StepNoise,
-        lr_scale: float | Tensor,
-        variant: int,
-    ) -> Tensor | None:
+        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: StepNoise, variant: int
+    ) -> Learned:
         """See `Algorithm.learn`. Current and next observations and actions are one batch of each network in training."""
-        rows, stats = len(batch.reward), BatchStats()
-        bijector, alpha = self.bijector, self.entropy_coef(networks)
-        critics = cast(FlashsacCritics, networks.critics)
+        rows, stats, alpha = len(batch.reward), BatchStats(), self.entropy_coef(networks)
+        critics: FlashsacCritics = networks["critics"]
         statistics = critics.returns.updated(batch.extra[RETURN])
+        for buffer, value in zip(critics.returns.buffers(), statistics, strict=True):
+            stats.set(buffer, value)
         scale = reward_scale(*statistics[:3])
         obs = {name: torch.cat([now, batch.next_obs[name]]) for name, now in batch.obs.items()}
         with torch.no_grad():
-            parameters = networks.policy(batch.next_obs)
-            next_action, log_prob = sample_action(bijector, parameters, noise.next_action)
+            parameters = networks["policy"](batch.next_obs)
+            next_action, log_prob = sample_action(self.bijector, parameters, noise.next_action)
             action = torch.cat([batch.action.flatten(1), next_action])
             # The target network has no use for running statistics: each batch has its own.
-            next_logits = cast(nn.Module, networks.critics_target)(obs, action, BatchStats())[:, rows:]
+            next_logits = networks["critics_target"](obs, action, BatchStats())[:, rows:]
             target = self.target(next_logits, alpha * log_prob, batch, scale)
         logits = critics(obs, action, stats)[:, :rows]
         losses = self.head.loss(logits, target, None).mean(0)
-        critic_loss = losses.mean() if batch.weight is None else (batch.weight * losses).mean()
-        gradients = {"critics": flat_gradient(critic_loss, tuple(critics.parameters()))}
-        policy_loss = entropy = torch.zeros_like(critic_loss)
+        critic_loss = mean_of_rows(losses, None, batch.weight)
+        gradients = {"critics": flat_gradient(critic_loss, critics)}
+        values, target_values = self.head.values(logits.detach()), self.head.target_values(target)
+        q, y = values.mean() * scale, target_values.mean() * scale
+        scalars = {"critic_loss": critic_loss, "q_mean": q, "target_mean": y}
+        scalars |= {"entropy_coef": alpha.mean(), "reward_scale": scale}
         if variant == 1:
-            both = networks.policy(obs, stats)
+            both = networks["policy"](obs, stats)
             parameters = ActionParameters(both.mean[:rows], both.std[:rows], both.features[:rows])
-            chosen, log_prob = sample_action(bijector, parameters, noise.action)
+            chosen, log_prob = sample_action(self.bijector, parameters, noise.action)
             value = self.head.values(critics(batch.obs, chosen)).min(0).values
             policy_loss, entropy = (alpha * log_prob - value).mean(), -log_prob.detach().mean()
-            gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
+            gradients["policy"] = flat_gradient(policy_loss, networks["policy"])
             gradients |= self.entropy_coef_gradient(networks, entropy, self.target_entropy)
-        with torch.no_grad():
-            values, target_values = self.head.values(logits), self.head.target_values(target)
-            scalars = (
-                *(critic_loss, policy_loss, values.mean() * scale, target_values.mean() * scale),
-                *(alpha.mean(), entropy, scale),
-            )
-            skip = self.change(state, gradients, scalars, lr_scale)
-            for buffer, value in zip(critics.returns.buffers(), statistics, strict=True):
-                stats.set(buffer, value)
-            stats.apply(skip)
-            critics.trunk.project(skip)
-            if variant == 1:
-                cast(FlashsacNetwork, networks.policy).trunk.project(skip)
-            return None if batch.weight is None else (values - target_values).abs().mean(0) * scale
+            scalars |= {"policy_loss": policy_loss, "entropy": entropy}
+        errors = None if batch.weight is None else (values - target_values).abs().mean(0) * scale
+        return Learned(gradients, scalars, errors, stats)
+
+    def after_update(self, networks: Networks, learned: Learned, skip: Tensor) -> None:
+        """Set the running statistics, and project the weights of the networks that have learned."""
+        super().after_update(networks, learned, skip)
+        for name in ("critics", "policy"):
+            if name in learned.gradients:
+                networks[name].trunk.project(skip)
 
     def target(self, next_logits: Tensor, penalty: Tensor, batch: TensorBatch, scale: Tensor) -> Tensor:
         """(B, 101) probabilities of R/scale + γ^m·(z - α·log π(a'|s')), and of R/scale where terminated, on the atoms.
@@ -385,7 +380,7 @@ class FlashsacAlgorithm(SacAlgorithm):
         return self.head.project(p, soft_target(z, penalty, reward, batch.discount, batch.terminated))
 
 
-_PARTS = Parts(check_spec, FlashsacNetwork, FlashsacCritics, FlashsacPolicy, FlashsacAlgorithm)
-make_policy = policy_maker(FlashsacPolicy, FlashsacNetwork)
-make_agent = partial(actor_critic.make_agent, parts=_PARTS)
-agent_bytes = bytes_by(make_agent)
+FAMILY = Family(
+    check_spec, FlashsacPolicy, FlashsacAlgorithm, FlashsacNetwork, partial(others, FlashsacCritics)
+)
+make_policy, make_agent, agent_bytes = FAMILY.make_policy, FAMILY.make_agent, FAMILY.agent_bytes

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from border_cli.agents import actor_critic
-from border_cli.agents.actor_critic import ActorCriticAlgorithm, ActorCriticNetworks, ActorCriticState, Parts
-from border_cli.agents.agent import NetworkPolicy, bytes_by, policy_maker
+from border_cli.agents.actor_critic import ActorCriticAlgorithm, others
+from border_cli.agents.agent import Family, Learned, NetworkPolicy, Networks
 from border_cli.agents.batch_renorm import BatchStats
 from border_cli.agents.memory import STATE, at_next, mean_of_rows, memory_columns, sequence_errors
 from border_cli.agents.nets import to_tensors
-from border_cli.agents.params import FlatParams, TensorBatch, flat_gradient
+from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
 from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
@@ -252,16 +251,9 @@ class SacAlgorithm(ActorCriticAlgorithm):
 
     config: SacConfig
 
-    def __init__(
-        self,
-        layouts: dict[str, FlatParams],
-        state: ActorCriticState,
-        config: SacConfig,
-        spec: EnvSpec,
-        seed: int,
-    ) -> None:
-        super().__init__(layouts, state, config, spec, seed)
-        self.bijector = TanhBijector(spec.action).to(state.critics.params.device)
+    def __init__(self, config: SacConfig, spec: EnvSpec, *rest: Any) -> None:
+        super().__init__(config, spec, *rest)
+        self.bijector = TanhBijector(spec.action).to(self.state.nets["policy"].params.device)
 
     @property
     def target_entropy(self) -> float:
@@ -272,7 +264,7 @@ class SacAlgorithm(ActorCriticAlgorithm):
     def noise(self, rows: int) -> StepNoise:
         sequences = getattr(self.config, "sequences", None)
         size = rows * (1 if sequences is None else sequences.length), self.bijector.size
-        device = self.state.critics.params.device
+        device = self.bijector.middle.device
         action, next_action = (
             to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)
         )
@@ -287,50 +279,39 @@ class SacAlgorithm(ActorCriticAlgorithm):
         return StepNoise(action, next_action, subset, dropout, next_dropout)
 
     def learn(
-        self,
-        networks: ActorCriticNetworks,
-        state: ActorCriticState,
-        batch: TensorBatch,
-        noise: StepNoise,
-        lr_scale: float | Tensor,
-        variant: int,
-    ) -> Tensor | None:
+        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: StepNoise, variant: int
+    ) -> Learned:
         """See `Algorithm.learn`. The weights of the batch, if it has any, multiply the critics' losses of the rows."""
         config, alpha, valid = self.config, self.entropy_coef(networks), batch.extra.get("is_valid")
-        stats = None if networks.critics_target is not None else BatchStats(state.critics.step)
-        seen = (
-            Seen(*[batch.obs] * 2, *[batch.next_obs] * 2)
-            if valid is None
-            else _seen_by_memories(networks, batch)
-        )
+        stats = None if "critics_target" in networks else BatchStats(state.nets["critics"].step)
+        if valid is None:
+            seen = Seen(*[batch.obs] * 2, *[batch.next_obs] * 2)
+        else:
+            seen = _seen_by_memories(networks, batch)
         values, target = self._values_and_target(networks, batch, seen, noise, alpha, stats)
-        losses = critic_losses(values, target, config.kappa)
-        critic_loss = mean_of_rows(losses, valid, batch.weight)
-        gradients = {"critics": flat_gradient(critic_loss, tuple(networks.critics.parameters()))}
-        policy_loss, entropy = torch.zeros_like(critic_loss), torch.zeros_like(critic_loss)
+        critic_loss = mean_of_rows(critic_losses(values, target, config.kappa), valid, batch.weight)
+        gradients = {"critics": flat_gradient(critic_loss, networks["critics"])}
+        q, y = (mean_of_rows(v, valid) for v in (values.detach().mean((0, 2)), target.mean(1)))
+        scalars = {"critic_loss": critic_loss, "q_mean": q, "target_mean": y, "entropy_coef": alpha.mean()}
         if variant == 1:
             policy_losses, log_prob = self._policy_losses(networks, seen, noise, alpha, stats)
             policy_loss = mean_of_rows(policy_losses, valid)
-            gradients["policy"] = flat_gradient(policy_loss, tuple(networks.policy.parameters()))
+            gradients["policy"] = flat_gradient(policy_loss, networks["policy"])
+            entropy = torch.zeros_like(policy_loss)
             if log_prob is not None:
                 entropy = -mean_of_rows(log_prob.detach(), valid)
             gradients |= self.entropy_coef_gradient(networks, entropy, self.target_entropy)
-        with torch.no_grad():
-            means = (mean_of_rows(v, valid) for v in (values.mean((0, 2)), target.mean(1)))
-            scalars = (critic_loss, policy_loss, *means, alpha.mean(), entropy)
-            skip = self.change(state, gradients, scalars, lr_scale)
-            if stats is not None:
-                stats.apply(skip)
-            if batch.weight is None:
-                return None
-            errors = (values.mean(2) - target.mean(1)).abs().mean(0)
-            if valid is None:
-                return errors
-            return sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
+            scalars |= {"policy_loss": policy_loss, "entropy": entropy}
+        errors = None
+        if batch.weight is not None:
+            errors = (values.detach().mean(2) - target.mean(1)).abs().mean(0)
+            if valid is not None:
+                errors = sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
+        return Learned(gradients, scalars, errors, stats)
 
     def _values_and_target(
         self,
-        networks: ActorCriticNetworks,
+        networks: Networks,
         batch: TensorBatch,
         seen: Seen,
         noise: StepNoise,
@@ -345,15 +326,17 @@ class SacAlgorithm(ActorCriticAlgorithm):
         current = batch.action.reshape(-1, self.bijector.size)
         with torch.no_grad():
             action, penalty = self._next_action(networks, seen, noise.next_action, alpha)
-        if networks.critics_target is None:
+        if "critics_target" not in networks:
             obs = {name: torch.cat([rows, seen.next_critics[name]]) for name, rows in seen.critics.items()}
-            both = networks.critics(obs, torch.cat([current, action]), stats=stats)
+            both = networks["critics"](obs, torch.cat([current, action]), stats=stats)
             values, next_values = both.chunk(2, 1)
             next_values = next_values.detach()
         else:
-            values = networks.critics(seen.critics, current, dropout=noise.dropout)
+            values = networks["critics"](seen.critics, current, dropout=noise.dropout)
             with torch.no_grad():
-                next_values = networks.critics_target(seen.next_critics, action, dropout=noise.next_dropout)
+                next_values = networks["critics_target"](
+                    seen.next_critics, action, dropout=noise.next_dropout
+                )
         if noise.subset is not None:
             next_values = next_values[noise.subset]
         next_values = truncate(next_values, self.config.drop_quantiles)
@@ -361,10 +344,11 @@ class SacAlgorithm(ActorCriticAlgorithm):
         return values, soft_target(next_values, penalty, *numbers)
 
     def _next_action(
-        self, networks: ActorCriticNetworks, seen: Seen, noise: Tensor, alpha: Tensor
+        self, networks: Networks, seen: Seen, noise: Tensor, alpha: Tensor
     ) -> tuple[Tensor, Tensor | float]:
         """(B, d) actions in the next states, and (B,) α·log π of them, or 0."""
-        config, parameters = self.config, networks.policy_target(seen.next_policy)
+        config = self.config
+        parameters = networks.get("policy_target", networks["policy"])(seen.next_policy)
         if config.policy == "gaussian":
             action, log_prob = sample_action(self.bijector, parameters, noise)
             return action, alpha * log_prob
@@ -373,34 +357,33 @@ class SacAlgorithm(ActorCriticAlgorithm):
 
     def _policy_losses(
         self,
-        networks: ActorCriticNetworks,
+        networks: Networks,
         seen: Seen,
         noise: StepNoise,
         alpha: Tensor,
         stats: BatchStats | None,
     ) -> tuple[Tensor, Tensor | None]:
         """(B,) losses, and (B,) log-probabilities of the actions if the policy is Gaussian. The critics are as they act."""
-        parameters = networks.policy(seen.policy, stats)
+        parameters = networks["policy"](seen.policy, stats)
         critics_see = {name: rows.detach() for name, rows in seen.critics.items()}
         if self.config.policy == "deterministic":
             action, first = self.bijector.squash(parameters.mean), 1 if noise.subset is None else None
-            return -networks.critics(critics_see, action, first, dropout=noise.dropout).mean((0, 2)), None
+            return -networks["critics"](critics_see, action, first, dropout=noise.dropout).mean((0, 2)), None
         action, log_prob = sample_action(self.bijector, parameters, noise.action)
-        values = networks.critics(critics_see, action, dropout=noise.dropout)
+        values = networks["critics"](critics_see, action, dropout=noise.dropout)
         # SAC takes the minimum over the critics, REDQ the mean, and TQC the mean over all quantiles of all critics.
         is_min = values.shape[2] == 1 and noise.subset is None
         value = values.min(0).values.mean(1) if is_min else values.mean((0, 2))
         return alpha * log_prob - value, log_prob
 
 
-def _seen_by_memories(networks: ActorCriticNetworks, batch: TensorBatch) -> Seen:
+def _seen_by_memories(networks: Networks, batch: TensorBatch) -> Seen:
     """States of the memories at the B·T rows of sequences. The target networks' are those of the next states."""
     next_, rows = batch.extra["next"], batch.reward.shape[1]
-    policy, critics = (cast(Any, network).states(batch) for network in (networks.policy, networks.critics))
+    policy, critics = networks["policy"].states(batch), networks["critics"].states(batch)
     with torch.no_grad():
-        has_target = networks.policy_target is not networks.policy
-        of_target = cast(Any, networks.policy_target).states(batch) if has_target else policy
-        next_critics = cast(Any, networks.critics_target).states(batch)
+        of_target = networks["policy_target"].states(batch) if "policy_target" in networks else policy
+        next_critics = networks["critics_target"].states(batch)
     parts = policy[:, :rows].flatten(0, 1), critics[:, :rows].flatten(0, 1), of_target, next_critics
     return Seen(*({STATE: part if part.dim() == 2 else at_next(part, next_)} for part in parts))
 
@@ -465,8 +448,6 @@ def critic_losses(values: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     return quantile_huber(values, target.expand(len(values), -1, -1), levels, kappa).sum(0)
 
 
-PARTS = Parts(check_spec, PolicyNetwork, Critics, SacPolicy, SacAlgorithm)
-make_policy = policy_maker(SacPolicy, PolicyNetwork)
-make_agent = partial(actor_critic.make_agent, parts=PARTS)
-agent_bytes = bytes_by(make_agent)
+FAMILY = Family(check_spec, SacPolicy, SacAlgorithm, PolicyNetwork, partial(others, Critics))
+make_policy, make_agent, agent_bytes = FAMILY.make_policy, FAMILY.make_agent, FAMILY.agent_bytes
 extra_columns = memory_columns
