@@ -36,7 +36,7 @@ RUNS = Path("runs/results")
 EPISODES_OF_RISE = 30
 _UNLIKE = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "preset")
 """Sections that do not affect learning, or that are part of the name."""
-_GONE = {"prioritized": {"initial_priority": "max"}}
+_GONE = {"prioritized": {"initial_priority": "max", "normalizer": "batch"}}
 """Keys of kinds of buffers that no longer exist, with the value that stands for what the buffer does now."""
 _NEW = {
     "agent": {

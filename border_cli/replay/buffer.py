@@ -105,10 +105,10 @@ def buffer_bytes(
     packed, frames = _columns(spec, extra)
     slot = row_layout(packed).itemsize + sum(column.row_bytes for column in (*frames, *_BESIDE))
     slot += _TRANSITION.itemsize + 1  # and whether it can be sampled
-    trees = (1 + (config.normalizer == "all")) if isinstance(config, PrioritizedConfig) else 0
-    tree_bytes = 8 * 16 / 15  # per leaf, float64, with the nodes above the leaves
+    # Of a tree: per leaf, float64, with the nodes above the leaves
+    tree = 8 * 16 / 15 if isinstance(config, PrioritizedConfig) else 0.0
     page = page_size(config.capacity, n_streams, _reach(spec, config.n_step, sequences))
-    return round(pages_for(config.capacity, n_streams, page) * page * (slot + trees * tree_bytes))
+    return round(pages_for(config.capacity, n_streams, page) * page * (slot + tree))
 
 
 def _columns(spec: EnvSpec, extra: tuple[Column, ...]) -> tuple[list[Column], list[Column]]:

@@ -34,11 +34,6 @@ class PrioritizedConfig(BufferConfig):
         unit="opt steps",
         ge=1,
     )
-    normalizer: str = option(
-        "batch",
-        "importance weights are divided by the largest of the batch, or of the whole replay",
-        choices=("batch", "all"),
-    )
 
     def resolve(self, opt_steps: int | None) -> PrioritizedConfig:
         return replace(self, beta_opt_steps=self.beta_opt_steps or opt_steps or DEFAULT_BETA_OPT_STEPS)

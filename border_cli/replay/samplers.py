@@ -120,8 +120,8 @@ _MAX_TOP = 8192
 """Length of the top level up to which its running sum takes less time than another level."""
 
 
-class _WideTree:
-    """A combination, such as the sum, of n float64 leaves of which a few change at a time. leaves: (n,) view.
+class SumTree:
+    """Sums of n float64 leaves >= 0, of which a few change at a time, with a search by partial sums. leaves: (n,) view.
 
     A node has sixteen children, because each level costs a few numpy calls at any batch size. There is no root: the
     top level is short enough to be searched as a whole. Inner nodes are always computed from their children, never
@@ -129,14 +129,13 @@ class _WideTree:
     error adds up.
     """
 
-    def __init__(self, n: int, combine: np.ufunc, empty: float) -> None:
-        self._combine = combine
+    def __init__(self, n: int) -> None:
         size = -(-n // _WIDTH)
-        self._levels: list[Array] = [np.full((size, _WIDTH), empty)]  # from the leaves up: (nodes, children)
+        self._levels: list[Array] = [np.zeros((size, _WIDTH))]  # from the leaves up: (nodes, children)
         while size > _MAX_TOP:
             size = -(-size // _WIDTH)
-            self._levels.append(np.full((size, _WIDTH), empty))
-        self._top = np.full(size, empty)
+            self._levels.append(np.zeros((size, _WIDTH)))
+        self._top = np.zeros(size)
         self.leaves = self._levels[0].reshape(-1)[:n]
 
     def set(self, ix: Array, values: Array | float) -> None:
@@ -144,14 +143,7 @@ class _WideTree:
         self._levels[0].reshape(-1)[ix] = values
         for level, above in zip(self._levels, [*self._levels[1:], self._top], strict=True):
             ix = ix >> _SHIFT
-            above.reshape(-1)[ix] = self._combine.reduce(level[ix], axis=1)
-
-
-class SumTree(_WideTree):
-    """Leaves >= 0 with a search by partial sums."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__(n, np.add, 0.0)
+            above.reshape(-1)[ix] = np.add.reduce(level[ix], axis=1)
 
     def find(self, share: Array) -> tuple[Array, float]:
         """Leaves by their share of the total sum.
@@ -185,22 +177,11 @@ class SumTree(_WideTree):
         return ix, total
 
 
-class MinTree(_WideTree):
-    """The minimum of the leaves, which are infinite at first."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__(n, np.minimum, np.inf)
-
-    @property
-    def min(self) -> float:
-        return float(self._top.min())
-
-
 class PrioritizedSampler(ReplaySampler):
     """Proportional prioritisation with stratified draws and importance weights (Schaul et al., 2016).
 
     A row's priority is p = (|error| + ε)^α; a new row has the largest priority so far. Row i is sampled with the
-    probability P(i) = p_i/Σp. Its weight is (N·P(i))^-β, divided by the largest weight of the batch or of all N rows.
+    probability P(i) = p_i/Σp. Its weight is (N·P(i))^-β, divided by the largest weight of the batch.
     """
 
     def __init__(self, config: PrioritizedConfig, rng: np.random.Generator) -> None:
@@ -211,26 +192,19 @@ class PrioritizedSampler(ReplaySampler):
 
     def begin(self, n_slots: int) -> None:
         self._sums = SumTree(n_slots)
-        self._minima = MinTree(n_slots) if self._config.normalizer == "all" else None
 
     def added(self, slots: Array) -> None:
         """Give these slots the largest priority so far."""
-        self._set(slots, self._max_priority)
+        self._sums.set(slots, self._max_priority)
 
     def removed(self, slots: Array) -> None:
         self._sums.set(slots, 0.0)
-        if self._minima is not None:
-            self._minima.set(slots, np.inf)
 
     def sample(self, size: int, is_ready: Array, n_used: int, n_ready: int) -> tuple[Array, Array]:
         """See `ReplaySampler`. One row is drawn from each of `size` equal parts of the sum of all priorities."""
         slots, total = self._sums.find((np.arange(size) + self._rng.random(size)) / size)
-        beta = self.beta()
-        weights = (n_ready * self._sums.leaves.take(slots) / total) ** -beta
-        if self._minima is None:
-            weights /= weights.max()
-        else:
-            weights /= (n_ready * self._minima.min / total) ** -beta
+        weights = (n_ready * self._sums.leaves.take(slots) / total) ** -self.beta()
+        weights /= weights.max()
         self._batches += 1
         return slots, weights.astype(np.float32)
 
@@ -242,7 +216,7 @@ class PrioritizedSampler(ReplaySampler):
         is_kept = self._sums.leaves[slots] > 0
         if not is_kept.all():
             slots, priorities = slots[is_kept], priorities[is_kept]
-        self._set(slots, priorities)
+        self._sums.set(slots, priorities)
         self._max_priority = max(self._max_priority, float(priorities.max(initial=0.0)))
 
     def beta(self) -> float:
@@ -274,9 +248,4 @@ class PrioritizedSampler(ReplaySampler):
         is_positive = (priorities > 0) & np.isfinite(priorities)
         if priorities.shape != ready.shape or (is_positive != ready).any():
             raise IncompatibleStateError("the saved priorities are not those of the saved rows")
-        self._set(slots[ready], priorities[ready])
-
-    def _set(self, slots: Array, priorities: Array | float) -> None:
-        self._sums.set(slots, priorities)
-        if self._minima is not None:
-            self._minima.set(slots, priorities)
+        self._sums.set(slots[ready], priorities[ready])

@@ -23,7 +23,7 @@ from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.types import Items, empty_items, item_columns
 from border_cli.replay.buffer import RowReplayBuffer, make_buffer
 from border_cli.replay.config import PrioritizedConfig
-from border_cli.replay.samplers import MinTree, PrioritizedSampler, SumTree, UniformSampler
+from border_cli.replay.samplers import PrioritizedSampler, SumTree, UniformSampler
 from tests.fakes import processed
 from tests.unit.test_step_processor import SPEC, joined, step, transitions
 
@@ -167,18 +167,17 @@ def test_draws_are_stratified_and_proportional_to_error_to_alpha(alpha: float, e
     assert np.bincount(slots)[1:].tolist() == pytest.approx([100, 200, 300, 400], abs=1)
 
 
-@pytest.mark.parametrize(("normalizer", "divisor"), [("batch", 2.0**0.5), ("all", 4.0**0.5)])
-def test_weights_by_hand(normalizer: str, divisor: float) -> None:
+def test_weights_by_hand() -> None:
     """With β = 0.5 and 4 rows, a row with probability p has the weight (4·p)^-0.5."""
-    sampler = make_sampler(normalizer=normalizer, beta_start=0.5, beta_final=0.5)
+    sampler = make_sampler(beta_start=0.5, beta_final=0.5)
     # Probabilities 1/16, 1/8, 3/16, 5/8. The two stratified draws never give the rare slot 1 with this seed.
     sampler.update(np.array([1, 2, 3, 4]), np.array([1.0, 2.0, 3.0, 10.0]))
     weight_of = {slot: (4 * share) ** -0.5 for slot, share in enumerate((1 / 16, 1 / 8, 3 / 16, 5 / 8), 1)}
     slots, weights = next(
         drawn for _ in range(100) if 1 not in (drawn := sample(sampler, 2))[0] and 2 in drawn[0]
     )
-    greatest = max(weight_of[slot] for slot in (slots if normalizer == "batch" else weight_of))
-    assert greatest == pytest.approx(divisor)
+    greatest = max(weight_of[slot] for slot in slots)
+    assert greatest == pytest.approx(2.0**0.5)
     assert weights.tolist() == pytest.approx([weight_of[slot] / greatest for slot in slots])
     assert weights.dtype == np.float32
 
@@ -194,14 +193,14 @@ def test_a_new_row_has_the_largest_priority_so_far() -> None:
 
 
 def test_removed_rows_are_never_drawn_even_after_an_update() -> None:
-    sampler = make_sampler(normalizer="all")
+    sampler = make_sampler()
     sampler.removed(np.array([2, 3]))
     sampler.update(np.array([2, 4]), np.array([100.0, 1.0]))
     assert set(sample(sampler, 64)[0]) == {1, 4}
 
 
 def test_huge_and_tiny_errors_work_together() -> None:
-    sampler = make_sampler(alpha=4.0, normalizer="all")
+    sampler = make_sampler(alpha=4.0)
     sampler.update(np.array([1, 2, 3, 4]), np.array([3e38, 1e-30, 0.0, 1.0], np.float32))
     slots, weights = sample(sampler, 32)
     assert set(slots) == {1}
@@ -228,20 +227,18 @@ def test_beta_grows_with_the_batches_and_is_restored_with_the_max_priority() -> 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 700), st.sampled_from([1, 4, 8192]), st.integers(0, 2**32 - 1))
-def test_the_trees_sum_and_depend_only_on_their_leaves(n: int, most_on_top: int, seed: int) -> None:
+def test_the_tree_sums_and_depends_only_on_its_leaves(n: int, most_on_top: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("border_cli.replay.samplers._MAX_TOP", most_on_top)
-        rng, sums, least, again = np.random.default_rng(seed), SumTree(n), MinTree(n), SumTree(n)
+        rng, sums, again = np.random.default_rng(seed), SumTree(n), SumTree(n)
     plain = np.zeros(n)
     for _ in range(5):
         ix = rng.integers(0, n, rng.integers(1, 20))
         values = rng.random(len(ix)) * 10.0 ** rng.integers(-9, 9)
         plain[ix] = values
         sums.set(ix, values)
-        least.set(ix, values)
     again.set(np.arange(n), plain)
     assert (sums.leaves == plain).all()
-    assert least.min == least.leaves.min()
     share = np.append(rng.random(50), np.nextafter(1.0, 0.0))
     leaves, total = sums.find(share)
     assert (again.find(share)[0] == leaves).all() and again.find(share)[1] == total
