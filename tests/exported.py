@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from border_cli.agents.agent import NetworkPolicy
+from border_cli.agents.policy import NetworkPolicy
 from border_cli.core.spaces import Array, EnvSpec, Obs, decode_actions, encode
 from border_cli.envs.gym_spaces import env_spec
 from tests.kinds import AGENTS

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.agent import Algorithm, Networks
+from border_cli.agents.algorithm import Algorithm, Networks
 from border_cli.agents.config import ActorCriticConfig
 from border_cli.agents.params import flat_gradient
 from border_cli.core.metrics import declare

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from border_cli.agents.agent import Algorithm
+from border_cli.agents.algorithm import Algorithm
 from border_cli.agents.graph import leaves, map_leaves
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import first_line

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from border_cli.agents.agent import Algorithm, NetworkAgent
+from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.algorithm import Algorithm
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.graph import (
     COMPILED_SUFFIX,

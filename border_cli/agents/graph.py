@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from border_cli.agents.agent import Algorithm
+from border_cli.agents.algorithm import Algorithm
 from border_cli.agents.params import AdamState, LearnerState, TensorBatch
 
 _SHARE_OF_ROUNDING = {"float32": 1e-3, "bfloat16": 1e-1}

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents import numpy_policy
-from border_cli.agents.agent import NetworkPolicy
 from border_cli.agents.dqn.agent import DqnPolicy
 from border_cli.agents.dsac.agent import DsacPolicy
 from border_cli.agents.flashsac.agent import FlashsacPolicy
 from border_cli.agents.memory import STATE
 from border_cli.agents.nets import arrays_of
+from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.sac.agent import SacPolicy
 from border_cli.agents.sac.network import MEAN_RANGE, TanhBijector
 from border_cli.config.registry import require_package

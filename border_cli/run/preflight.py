@@ -193,7 +193,7 @@ def _probe_simulator(config: TrainConfig) -> Probed:
 
 def _check_acts_on_tensors(config: TrainConfig, spec: EnvSpec) -> None:
     """Raise UsageError for an agent that cannot act in a simulator."""
-    from border_cli.agents.agent import NetworkPolicy
+    from border_cli.agents.policy import NetworkPolicy
 
     policy = factories.evaluation_policy(spec, config)
     acts = getattr(type(policy), "act", NetworkPolicy.act) is not NetworkPolicy.act

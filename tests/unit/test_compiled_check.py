@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from border_cli.agents import graph
-from border_cli.agents.agent import Algorithm
+from border_cli.agents.algorithm import Algorithm
 from border_cli.agents.compiler import CompileJob, graph_path
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import BtrConfig, DqnConfig

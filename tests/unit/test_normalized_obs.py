@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.agent import NetworkAgent, update_statistics
+from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.algorithm import update_statistics
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig

@@ -11,7 +11,7 @@ import torch
 
 from border_cli import load, save_agent
 from border_cli.agents import numpy_policy
-from border_cli.agents.agent import update_statistics
+from border_cli.agents.algorithm import update_statistics
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import UsageError
 from border_cli.export.write import write_policy

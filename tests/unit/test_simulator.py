@@ -13,8 +13,8 @@ from torch import Tensor
 
 from border_cli.actors.sampler import InThreadSource
 from border_cli.actors.simulator_sampler import SimulatorSampler
-from border_cli.agents.agent import NetworkPolicy
 from border_cli.agents.flashsac.config import FlashsacConfig
+from border_cli.agents.policy import NetworkPolicy
 from border_cli.config.registry import AGENTS
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, UsageError

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from border_cli.agents.agent import Algorithm, Family, Learned, NetworkPolicy, Networks
+from border_cli.agents.agent import Family
+from border_cli.agents.algorithm import Algorithm, Learned, Networks
 from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead, make_head
@@ -25,6 +26,7 @@ from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.memory import at_next, mean_of_rows, memory_columns, sequence_errors
 from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
+from border_cli.agents.policy import NetworkPolicy
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs

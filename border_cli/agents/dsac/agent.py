@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.actor_critic import ActorCriticAlgorithm, others
-from border_cli.agents.agent import Family, Learned, NetworkPolicy, Networks
+from border_cli.agents.agent import Family
+from border_cli.agents.algorithm import Learned, Networks
 from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.memory import mean_of_rows
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list, to_tensors
 from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
+from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.sac.network import StackedLinear, hidden_layers
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from border_cli.agents import actor_critic
 from border_cli.agents.actor_critic import others
-from border_cli.agents.agent import Family, Learned, Networks
+from border_cli.agents.agent import Family
+from border_cli.agents.algorithm import Learned, Networks
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.dqn.heads import CategoricalHead
 from border_cli.agents.flashsac.config import NARROW, FlashsacConfig

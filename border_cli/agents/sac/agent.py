@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from border_cli.agents.actor_critic import ActorCriticAlgorithm, others
-from border_cli.agents.agent import Family, Learned, NetworkPolicy, Networks
+from border_cli.agents.agent import Family
+from border_cli.agents.algorithm import Learned, Networks
 from border_cli.agents.batch_renorm import BatchStats
 from border_cli.agents.memory import STATE, at_next, mean_of_rows, memory_columns, sequence_errors
 from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
+from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector

@@ -1,0 +1,162 @@
+"""What the policies of all agents share: parameters and their synchronisation, memory, random generators."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from border_cli.agents.memory import STATE, SavedMemory
+from border_cli.agents.nets import numpy_network
+from border_cli.agents.params import (
+    FlatParams,
+)
+from border_cli.core.spaces import Array, EnvSpec, Obs
+from border_cli.core.state import State, check_like
+from border_cli.core.types import ModelInfo, Step
+from border_cli.runtime import seeding
+
+
+class NetworkPolicy(ABC):
+    """Implements `core.protocols.ActingPolicy` except for the choice of actions.
+
+    Args:
+        params: (n,) its parameters, used in place: the policy of an agent acts with the parameters that it learns.
+        actor, incarnation: with the seed they determine the random generator of exploration. Evaluation has its own
+            generator, which depends on the seed alone and restarts with each `eval`.
+        shared: whether an algorithm changes the parameters too. Otherwise only `sync_model` does.
+
+    seen: the spec without the parts of the observation that only critics see.
+    """
+
+    def __init__(
+        self,
+        layout: FlatParams,
+        params: Tensor,
+        config: Any,
+        spec: EnvSpec,
+        seed: int,
+        actor: int = 0,
+        n_actors: int = 1,
+        incarnation: int = 0,
+        shared: bool = False,
+    ) -> None:
+        self.params = params
+        self._config = config
+        self.spec, self.seed = spec, seed
+        self._mask = spec.mask
+        self.seen = spec.without(getattr(config, "privileged_obs", ()))
+        self._shared = shared
+        self._views: tuple[dict[str, Array], Array] | None = None  # of parameters on the CPU
+        self.version = 0
+        self._layout = layout
+        self._network = layout.bind(params)
+        self._arrays = numpy_network(self._network)
+        self._rng = seeding.generator(seed, seeding.ACTOR, actor, incarnation, 1)
+        self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
+        self._exploring = True
+        units = getattr(config, "gru", None)
+        self._memory = None if units is None else SavedMemory(units)
+        self._prepare(spec, actor, n_actors)
+
+    def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:  # noqa: B027
+        """The rest of the initialisation, where a subclass has more."""
+
+    def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
+        if self._memory is None:
+            return self._explore(obs, env_steps, env_ix) if self._exploring else self._exploit(obs)
+        self._memory.select(env_ix or range(len(next(iter(obs.values())))))
+        action = self._explore(obs, env_steps, env_ix) if self._exploring else self._exploit(obs)
+        self._memory.keep()
+        return action
+
+    @abstractmethod
+    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
+        """Actions in train mode; random numbers come from `_rng`."""
+
+    @abstractmethod
+    def _exploit(self, obs: Obs) -> Array:
+        """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
+
+    def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
+        """As `sample` in train mode, of tensors on the device: {name: (B, ...)} of environments 0 … B - 1 → (B, ...)."""
+        raise NotImplementedError
+
+    @property
+    def network(self) -> nn.Module:
+        """The network that it acts with."""
+        return self._network
+
+    def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The greedy action of each row as a function of tensors, for exports: {name: (B, ...)} as stored → (B, ...).
+
+        state: (B, units) of the memory of a recurrent network. Its state after the time step is returned too.
+        """
+        raise NotImplementedError
+
+    @property
+    def memory_units(self) -> int | None:
+        """Units of the memory; None without one."""
+        return None if self._memory is None else self._memory.units
+
+    def extras(self, step: Step) -> dict[str, Array]:
+        """The states of the memory before the observations, if there is one; a subclass may add columns."""
+        return {} if self._memory is None else {STATE: self._memory.before}
+
+    def begin_episode(self, env_ix: int) -> None:
+        """Forget what is remembered of an environment."""
+        if self._memory is not None:
+            self._memory.begin_episode(env_ix)
+
+    def train(self) -> None:
+        self._exploring = True
+
+    def eval(self) -> None:
+        """Act greedily from now on."""
+        self._exploring = False
+        self._eval_rng = seeding.generator(self.seed, seeding.EVALUATION_POLICY)
+
+    def model_info(self) -> ModelInfo:
+        if self._views is None or self.params.device.type != "cpu":
+            params = self.params.detach().cpu()
+            parts = self._layout.unflatten(params)
+            self._views = {name: part.numpy() for name, part in parts.items()}, params.numpy()
+        return ModelInfo(self.version, *self._views)
+
+    def sync_model(self, info: ModelInfo) -> None:
+        """Copy the parameters. Raises ValueError if names or shapes differ."""
+        parts = self._layout.unflatten(self.params)
+        expected = {name: tuple(part.shape) for name, part in parts.items()}
+        received = {name: tuple(array.shape) for name, array in info.arrays.items()}
+        if expected != received:
+            raise ValueError(f"the network has {expected}, the model {received}")
+        if info.vector is None:
+            copy_arrays(parts, info.arrays)
+        else:
+            self.params.copy_(torch.from_numpy(info.vector))
+        if self._arrays is not None and not self._shared:
+            self._arrays.copy_params()
+        self.version = info.version
+
+    def generator_state(self) -> dict[str, Any]:
+        memory = {} if self._memory is None else {"memory": self._memory.state()}
+        return dict(self._rng.bit_generator.state) | memory
+
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        if self._memory is not None:
+            kinds = dict.fromkeys(NetworkPolicy.generator_state(self))
+            check_like(State({}, {"policy": state}), State({}, {"policy": kinds}), "the generators")
+            self._memory.load_state(state["memory"])
+            state = {name: value for name, value in state.items() if name != "memory"}
+        seeding.restore(self._rng, state)
+
+
+def copy_arrays(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> None:
+    """Copy arrays into the tensors of the same names."""
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[name])))
