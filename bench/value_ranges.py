@@ -3,9 +3,9 @@
     python -m bench.value_ranges [--only TEXT] [--list] [--page-only]
 
 Each agent, with its defaults and no preset, learns Acrobot, MountainCar, and CartPole whose rewards are ten times as large
-from env step 10,000 on; five seeds each. Two controls show what is not the range's fault: the same CartPole with a typed
-range that fits the large returns, and CartPole with the same rewards all the time. All take some hours. A stored run is
-not repeated.
+from env step 10,000 on; five seeds each. Three controls show what is not the range's fault: the same CartPole with a typed
+range that fits the large returns, CartPole with the same rewards all the time, and DQN, which has no range. All take some
+hours. A stored run is not repeated.
 
 The level of a run is the mean return of three evaluations in a row, the best so far. A later evaluation is a share of the
 way from the return of random actions, 0, to the level, 1. The worst share of a run tells how far it fell.
@@ -47,21 +47,29 @@ class Task:
     random: float
     learned: float
     begins_at: int = 0
+    agents: tuple[str, ...] = AGENTS
 
 
 _CARTPOLE = ("env=gym", "env.entry_point=bench.value_ranges:growing", "trainer.max_env_steps=40000")
 _OF_CARTPOLE = (22.0, 150.0, GROWS_AT)
+_WITH_DQN = (*AGENTS, "dqn")
 TASKS = (
     Task("Acrobot", "acrobot", ("env=acrobot", "trainer.max_env_steps=50000"), -500.0, -120.0),
     Task("MountainCar", "mountaincar", ("env=mountaincar", "trainer.max_env_steps=120000"), -200.0, -150.0),
-    Task("CartPole, growing rewards", "cartpole", _CARTPOLE, *_OF_CARTPOLE),
+    Task("CartPole, growing rewards", "cartpole", _CARTPOLE, *_OF_CARTPOLE, _WITH_DQN),
     Task(
         "the same with `agent.v_min=0 agent.v_max=1000`",
         "cartpole-typed",
         (*_CARTPOLE, "agent.v_min=0", "agent.v_max=1000"),
         *_OF_CARTPOLE,
     ),
-    Task("CartPole, the same rewards", "cartpole-same", (*_CARTPOLE, "env.kwargs={factor:1}"), *_OF_CARTPOLE),
+    Task(
+        "CartPole, the same rewards",
+        "cartpole-same",
+        (*_CARTPOLE, "env.kwargs={factor:1}"),
+        *_OF_CARTPOLE,
+        _WITH_DQN,
+    ),
 )
 
 
@@ -107,7 +115,7 @@ class Run:
         return [*own, "trainer.eval_interval=1000", "checkpoint.keep=1"]
 
 
-ALL_RUNS = [Run(agent, task, seed) for seed in SEEDS for task in TASKS for agent in AGENTS]
+ALL_RUNS = [Run(agent, task, seed) for seed in SEEDS for task in TASKS for agent in task.agents]
 
 
 def main() -> None:
@@ -154,15 +162,16 @@ def _fall(run: Run, curve: list[list[float]]) -> tuple[float, float] | None:
 
 
 def _table() -> str:
-    """A row for each task and agent."""
+    """A row for each task and agent that was run."""
     rows = []
     for task in TASKS:
-        for agent in AGENTS:
+        for agent in task.agents:
             found = [run for run in ALL_RUNS if (run.agent, run.task) == (agent, task) and run.path.exists()]
             falls = [_fall(run, json.loads(run.path.read_text(encoding="utf-8"))["curve"]) for run in found]
             levels = ", ".join("not learned" if fall is None else number(fall[0]) for fall in falls)
             worst = ", ".join("–" if fall is None else f"{fall[1]:.2f}" for fall in falls)
-            rows.append([task.name, agent, levels or "–", worst or "–"])
+            if found:
+                rows.append([task.name, agent, levels, worst])
     return markdown(["task", "agent", "highest level of each seed", "worst share after it was learned"], rows)
 
 
