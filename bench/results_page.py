@@ -26,16 +26,20 @@ FAMILIES = {
     "images": ("catch", "pong", "breakout", "qbert"),
 }
 """The environments of each page."""
+BUDGETS = {"mujoco": (2, 5, 10, 15, 20, 25)}
+"""CPU-minutes at which a page shows the returns, by page."""
 OLDER = "Rows with † were measured with an older configuration ([what that means](index.md#older-rows))."
 Results = dict[str, list[dict[str, Any]]]
 
 
 def write_pages(results: Results) -> bool:
-    """Write the tables between the marks of each page. Returns whether every finished row meets its bar."""
-    bars, modes = ([row for row in ROWS if row.table == table] for table in ("bars", "parity"))
+    """Write the tables of what was run between the marks of each page. Returns whether every finished row meets its bar."""
+    stored = [row for row in ROWS if results[row.name]]
+    bars, modes = ([row for row in stored if row.table == table] for table in ("bars", "parity"))
     pages = {name: [row for row in bars if row.env in envs] for name, envs in FAMILIES.items()}
     for name, rows in pages.items():
-        _write(name, rows, results, _bars(rows, results), *_pictures(rows, results))
+        budgets = [_budgets(rows, results, BUDGETS[name])] if name in BUDGETS else []
+        _write(name, rows, results, _bars(rows, results), *budgets, *_pictures(rows, results))
     _write("modes", modes, results, _parity(modes, results))
     links = {row.name: f"[{row.env}]({name}.md)" for name, rows in pages.items() for row in rows}
     _write_between("index", [_summary(bars, results, links)])
@@ -119,6 +123,26 @@ def _bars(rows: list[Row], results: Results) -> str:
         ends = [str(row.bar), _verdict(row, runs), published]
         lines.append([_marked(row.env, runs), row.agent, _seeds(row, runs), *cells, *ends])
     return markdown(head, lines)
+
+
+def _budgets(rows: list[Row], results: Results, budgets: Sequence[int]) -> str:
+    """Returns by CPU-minutes: the last evaluation before, as the mean over the seeds; – once a run has ended."""
+    lines = []
+    for row in rows:
+        curves = [run["curve"] for run in results[row.name]]
+        if curves:
+            cells = [_at_budget(curves, 60.0 * minutes) for minutes in budgets]
+            lines.append([row.env, row.agent, str(len(curves)), *cells])
+    head = ["environment", "agent", "seeds", *(f"{minutes} CPU-minutes" for minutes in budgets)]
+    return markdown(head, lines)
+
+
+def _at_budget(curves: Sequence[Sequence[Sequence[float]]], seconds: float) -> str:
+    """The mean return at this time of each run. curves: rows of `bench.results`."""
+    if any(curve[-1][2] < seconds or curve[0][2] > seconds for curve in curves):
+        return "–"
+    returns = [[mean for _, _, at, mean in curve if at <= seconds][-1] for curve in curves]
+    return f"{statistics.fmean(returns):,.0f}"
 
 
 def _parity(rows: list[Row], results: Results) -> str:
