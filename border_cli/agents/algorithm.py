@@ -192,7 +192,7 @@ class Algorithm(ABC):
 
     def update_targets(self, number: int) -> None:
         """Update the target networks if it is due after opt step `number`."""
-        if number % self.config.target_interval == 0:
+        if self.target_of and number % self.config.target_interval == 0:
             self._move_targets(self.config.target_tau)
 
     def reset_targets(self) -> None:
