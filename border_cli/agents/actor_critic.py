@@ -41,18 +41,14 @@ class EntropyCoefficient(nn.Module):
 
 
 class ActorCriticAlgorithm(Algorithm):
-    """An algorithm of the networks "policy", "critics" and, where the entropy coefficient is learned, "alpha".
-
-    All gradients of an opt step are computed before any parameter changes. So an opt step with numbers that are not finite
-    can be skipped as a whole.
-    """
+    """An algorithm of the networks "policy", "critics" and, where the entropy coefficient is learned, "alpha"."""
 
     config: ActorCriticConfig
     scalars: tuple[str, ...] = SCALARS
 
     @property
     def target_of(self) -> Mapping[str, str]:
-        return {name: name.removesuffix("_target") for name in self.config.target_networks}
+        return {"critics_target": "critics"}
 
     @property
     def variants(self) -> tuple[int, ...]:
@@ -70,8 +66,7 @@ class ActorCriticAlgorithm(Algorithm):
         """(1,) entropy coefficient, without a gradient; 0 for a deterministic policy."""
         if "alpha" in networks:
             return cast(Tensor, networks["alpha"]()).detach()
-        device = self.state.nets["policy"].params.device
-        return torch.full((1,), self.config.fixed_entropy_coef or 0.0, device=device)
+        return torch.full((1,), self.config.fixed_entropy_coef or 0.0, device=self.device)
 
     def entropy_coef_gradient(self, networks: Networks, entropy: Tensor, target: float) -> dict[str, Tensor]:
         """(1,) gradient of log α, which falls while the entropy, a scalar without gradient, is above its target.

@@ -1,13 +1,14 @@
 """An agent is a policy, which acts, and an algorithm, which changes its weights.
 
-The module of a family offers these functions, which a `Family` has; see `border_cli.agents.dqn.agent` for an example:
+A module of agents offers these functions, of which a `Family` has the first four; `border_cli.agents.dqn.agent` is one:
 
 - `check_spec(config, spec)` raises UsageError if the agent cannot act in these spaces.
 - `make_policy(config, spec, seed, actor, n_actors, incarnation)` returns the policy of an actor or an evaluation.
 - `make_agent(config, spec, seed, device)` returns the agent that learns.
 - `agent_bytes(config, spec)`, optional, returns the bytes of the model, and of the whole state of an agent.
-- A policy with the method `act` of `NetworkPolicy` can act in a simulator (`trainer=device`).
 - `extra_columns(config, spec)`, optional, returns the columns that the policy adds to each row (`ActingPolicy.extras`).
+
+A policy with the method `act` of `NetworkPolicy` can act in a simulator (`trainer=device`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.algorithm import Algorithm
+from border_cli.agents.algorithm import Algorithm, copy_statistics
 from border_cli.agents.params import (
     BatchLoader,
     FlatParams,
@@ -47,7 +48,7 @@ class NetworkAgent:
     compiling: called with each batch before the opt step until it returns True; it may set `algorithm.graphs`.
     """
 
-    def __init__(self, policy: NetworkPolicy, algorithm: Algorithm, batch_size: int) -> None:
+    def __init__(self, policy: NetworkPolicy, algorithm: Algorithm) -> None:
         self.policy = policy
         self.algorithm = algorithm
         self.opt_steps = 0
@@ -55,7 +56,7 @@ class NetworkAgent:
         self.compiling: Callable[[TensorBatch], bool] | None = None
         self._unread = 0  # opt steps since the last record
         self._device = policy.params.device
-        self._batches = BatchLoader(batch_size, self._device)
+        self._batches = BatchLoader(algorithm.config.batch_size, self._device)
         self.sample, self.extras, self.begin_episode = policy.sample, policy.extras, policy.begin_episode
         self.train, self.eval, self.model_info = policy.train, policy.eval, policy.model_info
 
@@ -136,9 +137,12 @@ class NetworkAgent:
         self.policy.load_generator_state(state["policy"])
 
     def sync_model(self, info: ModelInfo) -> None:
-        """Start from these parameters, targets included. The count of opt steps does not change."""
+        """Start from these parameters, targets and the statistics of all networks included. Opt steps count on."""
         self.policy.sync_model(info)
         self.policy.version = self.opt_steps
+        encoders = self.algorithm.encoders(self.algorithm.networks)
+        if encoders:
+            copy_statistics(encoders[0], encoders)
         self.algorithm.reset_targets()
 
     def load_networks(self, arrays: Mapping[str, Array]) -> list[str]:
@@ -146,7 +150,8 @@ class NetworkAgent:
         state, networks = self.algorithm.state, dict[str, dict[str, Tensor]]()
         for name, tensor in self.algorithm.tensors().items():
             network = name.partition(".")[0]
-            is_other = ".params." in name and state.nets[network].params is not self.policy.params
+            is_param = name.startswith(f"{network}.params.")
+            is_other = is_param and state.nets[network].params is not self.policy.params
             if is_other or network in state.targets:
                 networks.setdefault(network, {})[name] = tensor
         missing = []
@@ -163,7 +168,7 @@ class NetworkAgent:
 
 @dataclass(frozen=True)
 class Family:
-    """What the agents of a module consist of, and from it the functions that such a module offers.
+    """The parts of an agent, and the functions of a module that follow from them.
 
     network: makes the network that acts · others: the other networks that Adam trains, by name; both get spec,
     configuration and random generator · acting: name of the network that acts.
@@ -192,7 +197,7 @@ class Family:
         algorithm = self.algorithm(config, spec, seed, networks, torch.device(device))
         params = algorithm.state.nets[self.acting].params
         policy = self.policy(algorithm.layouts[self.acting], params, config, spec, seed, shared=True)
-        return NetworkAgent(policy, algorithm, config.batch_size)
+        return NetworkAgent(policy, algorithm)
 
     def agent_bytes(self, config: Any, spec: EnvSpec) -> tuple[int, int]:
         """Bytes of the model, and of the whole state of an agent."""

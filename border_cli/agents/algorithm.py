@@ -46,6 +46,9 @@ class Learned:
 class Algorithm(ABC):
     """How an agent learns: one opt step as a function of its state, a batch and random numbers.
 
+    All gradients are computed before any parameter changes. So an opt step with numbers that are not finite can be skipped
+    as a whole.
+
     Args:
         networks: those that Adam trains, by name.
         seed: the run's; it determines `rng`, the random generator of the opt steps.
@@ -68,7 +71,7 @@ class Algorithm(ABC):
         networks: Mapping[str, nn.Module],
         device: torch.device,
     ) -> None:
-        self.config, self.spec = config, spec
+        self.config, self.spec, self.device = config, spec, device
         self.rng = seeding.generator(seed, *seeding.LEARNING)
         self.graphs: dict[int, Callable[[TensorBatch, Any, float], Tensor | None]] = {}
         layouts = {name: FlatParams(network) for name, network in networks.items()}
@@ -143,8 +146,9 @@ class Algorithm(ABC):
         return learned.errors
 
     def encoders(self, networks: Networks) -> list[Encoder]:
-        """The encoders of all networks that have one, in their attribute `encoder`."""
-        return [network.encoder for network in networks.values() if hasattr(network, "encoder")]
+        """The encoders of all networks that have an `Encoder` as their attribute `encoder`, the acting network's first."""
+        every = (getattr(networks[name], "encoder", None) for name in self.layouts)
+        return [encoder for encoder in every if isinstance(encoder, Encoder)]
 
     def bind(self, state: LearnerState) -> dict[str, nn.Module]:
         """Networks whose parameters are views of the vectors in a state, by name."""
@@ -168,13 +172,15 @@ class Algorithm(ABC):
         """The losses of a batch and their gradients. The rules of `step` hold, and nothing is changed."""
 
     def _update(self, state: LearnerState, learned: Learned, lr_scale: float | Tensor) -> Tensor:
-        """Clip the gradients, and do the steps of Adam. Returns a scalar, 1 if nothing has changed.
+        """Clip the gradients, and do the steps of Adam.
 
-        That is so if a scalar is not finite.
+        Returns a scalar: 1 if a scalar of the opt step is not finite; then no parameter changes.
         """
         config, gradients = self.config, learned.gradients
         norms = [clip_norm_(gradient, config.max_grad_norm) for gradient in gradients.values()]
         scalars = learned.scalars | {"grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()}
+        if unknown := scalars.keys() - set(self.scalars):
+            raise ValueError(f"{type(self).__name__}.scalars lacks {sorted(unknown)}")
         skip = state.stats.add([scalars.get(name) for name in self.scalars])
         for name, gradient in gradients.items():
             state.nets[name].update(gradient, self.lr(name) * lr_scale, config.adam_eps, skip)
@@ -241,9 +247,15 @@ def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch, burn_in: 
     is_finite = total - total == 0.0  # half of the time of isfinite
     for old, new in zip(before, after, strict=True):
         old.copy_(torch.where(is_finite, new, old))
-    own = dict(zip(widest.normalized, widest.normalizers, strict=True))
-    for other in encoders:
-        if other is not widest:
-            for name, part in zip(other.normalized, other.normalizers, strict=True):
+    copy_statistics(widest, encoders)
+
+
+@torch.no_grad()
+def copy_statistics(source: Encoder, encoders: Sequence[Encoder]) -> None:
+    """Copy the statistics of observations of one encoder to all that normalise the same parts."""
+    own = dict(zip(source.normalized, source.normalizers, strict=True))
+    for encoder in encoders:
+        for name, part in zip(encoder.normalized, encoder.normalizers, strict=True):
+            if encoder is not source and name in own:
                 for copied, tensor in zip(part.buffers(), own[name].buffers(), strict=True):
                     copied.copy_(tensor)

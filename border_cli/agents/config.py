@@ -199,11 +199,6 @@ class ActorCriticConfig(NetworkConfig):
         """The entropy coefficient; None: it is learned."""
         return self.entropy_coef
 
-    @property
-    def target_networks(self) -> tuple[str, ...]:
-        """Fields of the state that hold target networks, of those online ones without "_target"."""
-        return ("critics_target",)
-
     def trained(self) -> ActorCriticConfig:
         return replace(self, random_env_steps=0)
 

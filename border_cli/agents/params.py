@@ -1,4 +1,4 @@
-"""Networks whose parameters lie in one flat vector, Adam over such vectors, and batches as tensors."""
+"""Networks whose parameters lie in one flat vector, Adam over such vectors, the state of a learner, batches as tensors."""
 
 from __future__ import annotations
 
@@ -241,7 +241,10 @@ class LearnerState:
     stats: StepStats
 
     def tensors(self, layouts: Mapping[str, FlatParams] | None = None) -> dict[str, Tensor]:
-        """Every tensor by its path. layouts: by network; their vectors are split into named parameters and buffers."""
+        """Every tensor by its path, in the order of `graph.leaves`.
+
+        layouts: by network; their vectors are split into named parameters and buffers.
+        """
         named: dict[str, Tensor] = {}
         for name, net in sorted(self.nets.items()):
             for part in ("params", "exp_avg", "exp_avg_sq", "step"):

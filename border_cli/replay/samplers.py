@@ -1,4 +1,4 @@
-"""How rows are sampled: uniformly, or by priority (Schaul et al., 2016), with wide trees over the priorities."""
+"""How rows are sampled: uniformly, or by priority (Schaul et al., 2016), with a wide tree of their sums."""
 
 from __future__ import annotations
 

@@ -62,16 +62,20 @@ def with_saved_spec(saved: SavedModel, config: TrainConfig, probed: Probed) -> P
     return probed
 
 
-def with_saved_range(saved: SavedModel, config: TrainConfig) -> TrainConfig:
-    """The configuration with the saved range of returns and number of atoms where they are left open."""
+def with_saved_sizes(saved: SavedModel, config: TrainConfig) -> TrainConfig:
+    """The configuration with the saved range of returns, number of atoms and widths where they are left open."""
+    stored = saved.description.agent
     names = [name for name in ("v_min", "v_max", "atoms") if hasattr(config.agent, name)]
-    range_ = {name: saved.description.agent.get(name) for name in names}
+    range_ = {name: stored.get(name) for name in names}
     typed = {name: getattr(config.agent, name) for name in range_}
     if any(value is not None and value != range_[name] for name, value in typed.items()):
         _logger.warning(
             "init_from: the values were learned for another range of returns; they have to be learned again"
         )
     ends: Any = {name: value for name, value in range_.items() if typed[name] is None}
+    for name, value in vars(config.agent.on_device(config.device)).items():
+        if value != getattr(config.agent, name) and stored.get("type") == config.agent.type:
+            ends[name] = stored.get(name, value)  # left open
     config = replace(config, agent=replace(config.agent, **ends))
     config.agent.validate()
     return config

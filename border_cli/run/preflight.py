@@ -62,7 +62,8 @@ def preflight(
         weights = initial_weights.weights_directory(config)
         saved = read_model(weights)
         probed = initial_weights.with_saved_spec(saved, config, probed)
-        config = initial_weights.with_saved_range(saved, config)
+        config = initial_weights.with_saved_sizes(saved, config)
+    config = replace(config, agent=config.agent.on_device(config.device))
     spec = probed.spec
     agent_module.check_spec(config.agent, spec)
     if config.trainer.type == "device":

@@ -22,12 +22,13 @@ from tests.real_runs import Run, tiny, train
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-CONTINUOUS = ("sac", "td3", "tqc")
+CONTINUOUS = ("sac", "td3", "tqc", "crossq", "rsac", "flashsac")
 FRAMES = (
     "env=catch",
     "env.screen_size=44",
     "env.frame_stack=4",
     "agent.channels=[8,16,16]",
+    "agent.target_interval=16",
 )
 LARGE = (
     "agent.batch_size=1024",
@@ -37,7 +38,12 @@ LARGE = (
 )
 """So many rows that the order of additions differs from run to run, unless `repeat_bits_on_gpu` fixes it."""
 TASKS = {
-    agent: (f"agent={agent}", f"env={'pendulum' if agent in CONTINUOUS else 'cartpole'}") for agent in AGENTS
+    agent: (
+        f"agent={agent}",
+        f"env={'pendulum' if agent in CONTINUOUS else 'cartpole'}",
+        *(() if agent == "crossq" else ("agent.target_interval=16",)),  # it has no targets
+    )
+    for agent in AGENTS
 }
 TASKS |= {
     "rainbow on frames": ("agent=rainbow", *FRAMES),
@@ -54,7 +60,6 @@ REPEATED = (
     "trainer.save_interval=30",
     "trainer.record_interval=10",
     "buffer.capacity=90",
-    "agent.target_interval=16",
     "seed=7",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from border_cli.config.validate import check_effect, validate
 from border_cli.core.errors import UsageError
 from border_cli.replay.buffer import RowReplayBuffer
 from border_cli.replay.samplers import UniformSampler
+from border_cli.run.initial_weights import with_saved_sizes
 from border_cli.training.ratio_limiter import RatioLimiter
 from tests.fakes import COUNTING_SPEC, NumpyPolicy, make_counting_env
 from tests.faults.amounts import sampled
@@ -347,3 +349,12 @@ def test_b2_refused_settings_would_wait_for_ever(values: tuple[float, ...]) -> N
     with pytest.raises(UsageError, match=r"warmup_period \+ opt_interval \+ ratio_tolerance"):
         validate(c)
     assert opt_steps_done(c) < OPT_STEPS
+
+
+def test_widths_that_are_left_open_are_those_of_the_loaded_weights() -> None:
+    stored = {"type": "flashsac", "hidden": [128, 128], "critic_hidden": [256, 256]}
+    saved: Any = SimpleNamespace(description=SimpleNamespace(agent=stored))
+    agent: Any = with_saved_sizes(saved, config("agent.type=flashsac agent.critic_hidden=[32]")).agent
+    assert (agent.hidden, agent.critic_hidden) == ([128, 128], [32])
+    other: Any = with_saved_sizes(saved, config("agent.type=crossq device=cuda")).agent
+    assert other.critic_hidden == []

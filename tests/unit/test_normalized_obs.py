@@ -161,12 +161,13 @@ def test_opt_steps_update_the_statistics_of_all_networks_alike(name: str) -> Non
 
 
 def test_the_statistics_of_another_agent_are_taken_over_by_all_networks() -> None:
-    """As `init_from` with the policy alone: the critics take them at the first opt step."""
+    """As `init_from` with the policy alone."""
     source, target = (make_learner("sac", seed, normalize_obs=True) for seed in (1, 2))
     learn("sac", source, range(3))
     target.sync_model(source.model_info())
-    for learner in (source, target):
-        learn("sac", learner, [9])
-    expected = encoders(source)[0].statistics()
-    for encoder in encoders(target):
-        assert all(map(torch.equal, encoder.statistics(), expected))
+    for seeds in ((), [9]):  # before and after an opt step
+        for learner in (source, target):
+            learn("sac", learner, seeds)
+        expected = encoders(source)[0].statistics()
+        for encoder in encoders(target):
+            assert all(map(torch.equal, encoder.statistics(), expected))

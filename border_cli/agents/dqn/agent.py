@@ -230,7 +230,7 @@ NO_STEP_NOISE = StepNoise()
 
 
 class DqnAlgorithm(Algorithm):
-    """The opt step: targets, loss, gradient, clipping, Adam."""
+    """Targets, losses and gradients."""
 
     config: DqnConfig
     scalars = SCALARS
@@ -249,7 +249,7 @@ class DqnAlgorithm(Algorithm):
 
     def noise(self, rows: int) -> StepNoise:
         """See `Algorithm`: noise for all three passes, quantile levels for the two that are compared."""
-        config, device = self.config, self.state.targets["target"].device
+        config, device = self.config, self.device
         is_implicit = config.head == "implicit_quantile"
         if not self._noise_size and not is_implicit:
             return NO_STEP_NOISE

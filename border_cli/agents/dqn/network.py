@@ -1,4 +1,4 @@
-"""The Q-network: an observation → k numbers per action, which the head in `loss.py` turns into values.
+"""The Q-network: an observation → k numbers per action, which the head in `heads.py` turns into values.
 
 After the encoder come hidden layers, the trunk. A memory follows, if there is one; for IQN (Dabney et al., 2018) the
 product with the embedded quantile levels; then the last hidden layer and the output layer. These two can be noisy

@@ -144,7 +144,7 @@ class DsacPolicy(NetworkPolicy):
 
 
 class DsacAlgorithm(ActorCriticAlgorithm):
-    """The opt step."""
+    """Targets, losses and gradients."""
 
     config: DsacConfig
 
@@ -153,7 +153,8 @@ class DsacAlgorithm(ActorCriticAlgorithm):
     ) -> Learned:
         """See `Algorithm.learn`."""
         branches, alpha = self.spec.action.branches, self.entropy_coef(networks)
-        d, batch = len(branches), by_branch(batch, len(branches))
+        d = len(branches)
+        batch = by_branch(batch, d)
         target = self._target(networks, batch, alpha)
         all_values = networks["critics"](batch.obs)  # (critics, B·D, n)
         taken = batch.action.view(1, -1, 1).expand(len(all_values), -1, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from border_cli.core.types import Column, Step
 __all__ = ["agent_bytes", "check_spec", "extra_columns", "make_agent", "make_policy"]
 
 declare("agent/reward_scale", "reward", "what rewards are divided by")
-SCALARS = (*actor_critic.SCALARS[:-1], "reward_scale", actor_critic.SCALARS[-1])
+SCALARS = (*actor_critic.SCALARS, "reward_scale")
 RETURN = "discounted_return"
 """Column: (), discounted return up to an env step, G ← γ·G + r. It begins at 0 after a terminated episode, and continues
 after a truncated one, as the values of a truncated one do: otherwise they could be far beyond the largest return."""
@@ -145,7 +145,7 @@ def _set_norm(parts: Sequence[Tensor], dim: int, norm: float, skip: Tensor) -> N
 class FlashsacNetwork(nn.Module):
     """The policy: observation → distribution of the action."""
 
-    gru, is_state_dependent = None, False
+    is_state_dependent = False
 
     def __init__(self, spec: EnvSpec, config: FlashsacConfig, generator: torch.Generator) -> None:
         super().__init__()
@@ -305,13 +305,14 @@ class FlashsacPolicy(SacPolicy):
 
 
 class FlashsacAlgorithm(SacAlgorithm):
-    """The opt step."""
+    """Targets, losses and gradients."""
 
     scalars = SCALARS
+    target_of: ClassVar[dict[str, str]] = {"critics_target": "critics"}
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        atoms = torch.linspace(-_MAX_RETURN, _MAX_RETURN, _ATOMS, device=self.bijector.middle.device)
+        atoms = torch.linspace(-_MAX_RETURN, _MAX_RETURN, _ATOMS, device=self.device)
         self.head = CategoricalHead(atoms)
 
     @property

@@ -10,7 +10,7 @@ from border_cli.config.schema import option, override_default
 from border_cli.core.errors import UsageError
 
 NARROW = [64, 64]
-"""Units of each block on a CPU."""
+"""Units of each block on a CPU, and where no device is known."""
 
 
 @dataclass

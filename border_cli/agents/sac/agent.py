@@ -6,7 +6,7 @@ SAC (Haarnoja et al., 2018), TD3 (Fujimoto et al., 2018), TQC (Kuznetsov et al.,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -255,7 +255,14 @@ class SacAlgorithm(ActorCriticAlgorithm):
 
     def __init__(self, config: SacConfig, spec: EnvSpec, *rest: Any) -> None:
         super().__init__(config, spec, *rest)
-        self.bijector = TanhBijector(spec.action).to(self.state.nets["policy"].params.device)
+        self.bijector = TanhBijector(spec.action).to(self.device)
+
+    @property
+    def target_of(self) -> Mapping[str, str]:
+        if self.config.norm == "batch":
+            return {}
+        is_gaussian = self.config.policy == "gaussian"
+        return super().target_of if is_gaussian else {**super().target_of, "policy_target": "policy"}
 
     @property
     def target_entropy(self) -> float:
@@ -266,7 +273,7 @@ class SacAlgorithm(ActorCriticAlgorithm):
     def noise(self, rows: int) -> StepNoise:
         sequences = getattr(self.config, "sequences", None)
         size = rows * (1 if sequences is None else sequences.length), self.bijector.size
-        device = self.bijector.middle.device
+        device = self.device
         action, next_action = (
             to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)
         )

@@ -134,12 +134,6 @@ class SacConfig(ActorCriticConfig, MemoryConfig):
     def fixed_entropy_coef(self) -> float | None:
         return self.entropy_coef if self.policy == "gaussian" else 0.0
 
-    @property
-    def target_networks(self) -> tuple[str, ...]:
-        if self.norm == "batch":
-            return ()
-        return ("critics_target",) if self.policy == "gaussian" else ("critics_target", "policy_target")
-
 
 @dataclass
 class Td3Config(SacConfig):
