@@ -22,11 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents.algorithm import Algorithm, copy_statistics
-from border_cli.agents.params import (
-    BatchLoader,
-    FlatParams,
-    TensorBatch,
-)
+from border_cli.agents.params import BatchLoader, FlatParams, TensorBatch
 from border_cli.agents.policy import NetworkPolicy, copy_arrays
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import IncompatibleStateError

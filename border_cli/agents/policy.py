@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from border_cli.agents.memory import STATE, SavedMemory
 from border_cli.agents.nets import numpy_network
-from border_cli.agents.params import (
-    FlatParams,
-)
+from border_cli.agents.params import FlatParams
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.core.types import ModelInfo, Step
