@@ -79,7 +79,7 @@ class ActorCriticAlgorithm(Algorithm):
         return {"alpha": flat_gradient(loss, networks["alpha"])}
 
 
-def others(
+def critics_and_alpha(
     critics: Callable[..., nn.Module], spec: EnvSpec, config: ActorCriticConfig, generator: torch.Generator
 ) -> dict[str, nn.Module]:
     """The networks beside the policy: these critics, and the entropy coefficient if it is learned."""

@@ -221,11 +221,10 @@ class StepStats:
 
     def read(self) -> tuple[list[float | None], int]:
         """Return the means, None where nothing was counted, and the number of skipped opt steps. Resets both."""
-        numbers, skipped = self.totals.tolist(), int(self.skipped.item())
-        k = len(numbers) // 2
+        (sums, counts), skipped = self.totals.view(2, -1).tolist(), int(self.skipped.item())
         self.totals.zero_()
         self.skipped.zero_()
-        pairs = zip(numbers[:k], numbers[k:], strict=True)
+        pairs = zip(sums, counts, strict=True)
         return [total / count if count else None for total, count in pairs], skipped
 
 

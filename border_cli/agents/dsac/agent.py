@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.actor_critic import ActorCriticAlgorithm, others
+from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alpha
 from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Learned, Networks
 from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
@@ -192,5 +192,5 @@ class DsacAlgorithm(ActorCriticAlgorithm):
         return batch.reward + batch.discount * torch.where(batch.terminated, 0.0, value)
 
 
-FAMILY = Family(check_spec, DsacPolicy, DsacAlgorithm, DsacNetwork, partial(others, DsacCritics))
+FAMILY = Family(check_spec, DsacPolicy, DsacAlgorithm, DsacNetwork, partial(critics_and_alpha, DsacCritics))
 make_policy, make_agent, agent_bytes = FAMILY.make_policy, FAMILY.make_agent, FAMILY.agent_bytes

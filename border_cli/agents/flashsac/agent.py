@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from border_cli.agents import actor_critic
-from border_cli.agents.actor_critic import others
+from border_cli.agents.actor_critic import critics_and_alpha
 from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Learned, Networks
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
@@ -318,11 +318,8 @@ class FlashsacAlgorithm(SacAlgorithm):
     @property
     def target_entropy(self) -> float:
         """That of Gaussian actions with the standard deviation `target_std`."""
-        return (
-            0.5
-            * self.bijector.n_free
-            * math.log(2 * math.pi * math.e * cast(Any, self.config).target_std ** 2)
-        )
+        std: float = cast(Any, self.config).target_std
+        return 0.5 * self.bijector.n_free * math.log(2 * math.pi * math.e * std**2)
 
     def learn(
         self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: StepNoise, variant: int
@@ -383,6 +380,10 @@ class FlashsacAlgorithm(SacAlgorithm):
 
 
 FAMILY = Family(
-    check_spec, FlashsacPolicy, FlashsacAlgorithm, FlashsacNetwork, partial(others, FlashsacCritics)
+    check_spec,
+    FlashsacPolicy,
+    FlashsacAlgorithm,
+    FlashsacNetwork,
+    partial(critics_and_alpha, FlashsacCritics),
 )
 make_policy, make_agent, agent_bytes = FAMILY.make_policy, FAMILY.make_agent, FAMILY.agent_bytes

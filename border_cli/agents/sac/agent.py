@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from border_cli.agents.actor_critic import ActorCriticAlgorithm, others
+from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alpha
 from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Learned, Networks
 from border_cli.agents.batch_renorm import BatchStats
@@ -273,18 +273,17 @@ class SacAlgorithm(ActorCriticAlgorithm):
     def noise(self, rows: int) -> StepNoise:
         sequences = getattr(self.config, "sequences", None)
         size = rows * (1 if sequences is None else sequences.length), self.bijector.size
-        device = self.device
         action, next_action = (
-            to_device(self.rng.standard_normal(size, np.float32), device) for _ in range(2)
+            to_device(self.rng.standard_normal(size, np.float32), self.device) for _ in range(2)
         )
         subset = dropout = next_dropout = None
         config, p = self.config, self.config.critic_dropout
         if config.critic_subset is not None:
-            subset = to_device(self.rng.permutation(config.critics)[: config.critic_subset], device)
+            subset = to_device(self.rng.permutation(config.critics)[: config.critic_subset], self.device)
         if p:
             shape = 2, config.critics, size[0], sum(config.critic_hidden or config.hidden)
             is_kept = self.rng.integers(0, 2**16, shape, np.uint16) >= round(p * 2**16)
-            dropout, next_dropout = to_device(is_kept * np.float32(1.0 / (1.0 - p)), device)
+            dropout, next_dropout = to_device(is_kept * np.float32(1.0 / (1.0 - p)), self.device)
         return StepNoise(action, next_action, subset, dropout, next_dropout)
 
     def learn(
@@ -457,6 +456,6 @@ def critic_losses(values: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     return quantile_huber(values, target.expand(len(values), -1, -1), levels, kappa).sum(0)
 
 
-FAMILY = Family(check_spec, SacPolicy, SacAlgorithm, PolicyNetwork, partial(others, Critics))
+FAMILY = Family(check_spec, SacPolicy, SacAlgorithm, PolicyNetwork, partial(critics_and_alpha, Critics))
 make_policy, make_agent, agent_bytes = FAMILY.make_policy, FAMILY.make_agent, FAMILY.agent_bytes
 extra_columns = memory_columns
