@@ -15,16 +15,16 @@ ARGS = (
         "agent=r2d2",
         "env=gym",
         "env.entry_point=tests.memory_envs:TMaze",
-        "env.kwargs.length=10",
+        "env.kwargs.length=5",
         "trainer=sync",
     ),
     *("trainer.opt_interval=4", "trainer.warmup_period=500"),
-    *("trainer.eval_interval=200", "evaluator.episodes=20", "trainer.stop_return=1.0", "seed=0"),
+    *("trainer.eval_interval=100", "evaluator.episodes=20", "trainer.stop_return=1.0", "seed=0"),
     *("trainer.max_env_steps=12000", "recorder.tensorboard=false"),
 )
 
 
-WITH, WITHOUT = ("agent.sequence_length=16", "agent.burn_in=8"), ("agent.gru=null", "agent.batch_size=256")
+WITH, WITHOUT = ("agent.sequence_length=8", "agent.burn_in=4"), ("agent.gru=null", "agent.batch_size=256")
 
 
 @pytest.mark.parametrize("memory", [WITH, *times((), (WITHOUT,))], ids=lambda memory: memory[0])

@@ -25,6 +25,7 @@ from border_cli.replay.buffer import RowReplayBuffer, make_buffer
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.samplers import PrioritizedSampler, SumTree, UniformSampler
 from tests.fakes import processed
+from tests.faults.amounts import times
 from tests.unit.test_step_processor import SPEC, joined, step, transitions
 
 
@@ -89,11 +90,14 @@ def test_rows_of_more_environments_than_pages_are_kept_as_far_as_there_is_room()
     assert {transition[0] for transition in transitions(replay)} == {5.0, 6.0}
 
 
-@pytest.mark.parametrize("batch", [8, 256])
-@pytest.mark.parametrize("n_envs", [1, 8, 32])
-@pytest.mark.parametrize("n_step", [1, 3, 20])
-@pytest.mark.parametrize("stack", [1, 4, 16])
-@pytest.mark.parametrize("length", [None, 1, 7])
+@settings(max_examples=times(30, 400), deadline=None)
+@given(
+    st.sampled_from([None, 1, 2, 7]),
+    st.integers(1, 16),
+    st.integers(1, 20),
+    st.integers(1, 32),
+    st.integers(1, 256),
+)
 def test_the_least_capacity_always_offers_a_batch(
     length: int | None, stack: int, n_step: int, n_envs: int, batch: int
 ) -> None:
