@@ -73,7 +73,7 @@ class NetworkAgent:
             known = np.isfinite(values)
             buffer.update_priority(*((ix, values) if known.all() else (ix[known], values[known])))
         if record or self._device.type == "cpu" or self.opt_steps % _SKIP_CHECK_INTERVAL == 0:
-            self.skipped_in_a_row = int(self.algorithm.stats.skipped_in_a_row.item())
+            self.skipped_in_a_row = int(self.algorithm.state.stats.skipped_in_a_row.item())
         return self._read(batch) if record else None
 
     def _reset(self, number: int) -> None:
@@ -91,7 +91,7 @@ class NetworkAgent:
 
     def _read(self, batch: TensorBatch | None = None) -> Record:
         """Means over the opt steps since the last record that were not skipped. batch: add its own metrics."""
-        means, skipped = self.algorithm.stats.read()
+        means, skipped = self.algorithm.state.stats.read()
         self._unread = 0
         values = {"agent/skipped_steps": float(skipped)}
         for name, mean in zip(self.algorithm.scalars, means, strict=True):
@@ -120,7 +120,7 @@ class NetworkAgent:
         copy_arrays(self.algorithm.tensors(), state.arrays)
         self.opt_steps = self.policy.version = state.values["opt_steps"]
         self._unread = state.values["unread"]
-        self.skipped_in_a_row = int(self.algorithm.stats.skipped_in_a_row.item())
+        self.skipped_in_a_row = int(self.algorithm.state.stats.skipped_in_a_row.item())
 
     def generator_state(self) -> dict[str, Any]:
         learning = dict(self.algorithm.rng.bit_generator.state)
@@ -139,10 +139,10 @@ class NetworkAgent:
         encoders = self.algorithm.encoders(self.algorithm.networks)
         if encoders:
             copy_statistics(encoders[0], encoders)
-        self.algorithm.reset_targets()
+        self.algorithm.move_targets(1.0)
 
     def load_networks(self, arrays: Mapping[str, Array]) -> list[str]:
-        self.algorithm.reset_targets()
+        self.algorithm.move_targets(1.0)
         state, networks = self.algorithm.state, dict[str, dict[str, Tensor]]()
         for name, tensor in self.algorithm.tensors().items():
             network = name.partition(".")[0]

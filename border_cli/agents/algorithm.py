@@ -19,7 +19,6 @@ from border_cli.agents.params import (
     StepStats,
     TensorBatch,
     clip_norm_,
-    polyak_,
 )
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
@@ -100,10 +99,6 @@ class Algorithm(ABC):
     def variants(self) -> tuple[int, ...]:
         """What `variant` can return."""
         return (0,)
-
-    @property
-    def stats(self) -> StepStats:
-        return self.state.stats
 
     def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
         """Do opt step `number`, from 1, in place. Returns (B,) absolute errors of a batch with weights, else None."""
@@ -199,15 +194,16 @@ class Algorithm(ABC):
     def update_targets(self, number: int) -> None:
         """Update the target networks if it is due after opt step `number`."""
         if self.target_of and number % self.config.target_interval == 0:
-            self._move_targets(self.config.target_tau)
+            self.move_targets(self.config.target_tau)
 
-    def reset_targets(self) -> None:
-        """Copy the networks to their targets. Called after parameters were replaced."""
-        self._move_targets(1.0)
-
-    def _move_targets(self, tau: float) -> None:
+    def move_targets(self, tau: float) -> None:
+        """Target networks ← (1 - τ)·target + τ·network; τ = 1 after parameters were replaced."""
         for name, source in self.target_of.items():
-            polyak_(self.state.targets[name], self.state.nets[source].params, tau)
+            target, params = self.state.targets[name], self.state.nets[source].params
+            if tau == 1.0:
+                target.copy_(params)  # lerp_ could change the sign of a zero
+            else:
+                target.lerp_(params, tau)
 
     def reset_to(self, fresh: Algorithm) -> None:
         """Copy the networks and moments of a new algorithm, but not the statistics of observations and returns."""
@@ -219,7 +215,7 @@ class Algorithm(ABC):
             for path, part in layout.unflatten(new.params).items():
                 if path not in statistics:
                     parts[path].copy_(part)
-        self.reset_targets()
+        self.move_targets(1.0)
 
     def batch_metrics(self, batch: TensorBatch) -> dict[str, float]:
         """Metrics of the last batch that only records need. Changes no state and draws no random numbers."""
@@ -227,6 +223,15 @@ class Algorithm(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         return self.state.tensors(self.layouts)
+
+
+def td_target(values: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
+    """(B, k) values of the next states → r + γ^m·value, and r alone where terminated.
+
+    By `where`, because the product 0·inf is NaN. reward, discount, terminated: (B,) n-step sum, γ^m, and bool.
+    """
+    bootstrap = torch.where(terminated.unsqueeze(1), 0.0, values)
+    return reward.unsqueeze(1) + discount.unsqueeze(1) * bootstrap
 
 
 @torch.no_grad()

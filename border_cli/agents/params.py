@@ -117,14 +117,6 @@ def clip_norm_(gradient: Tensor, max_norm: float | None) -> Tensor:
     return norm
 
 
-def polyak_(target: Tensor, online: Tensor, tau: float) -> None:
-    """Set target to (1 - τ)·target + τ·online, in place; τ = 1 copies."""
-    if tau == 1.0:
-        target.copy_(online)
-    else:
-        target.lerp_(online, tau)
-
-
 _ADAM: dict[str, Any] = {
     "fused": True, "amsgrad": False, "maximize": False, "weight_decay": 0.0, "beta2": 0.999,
 }  # fmt: skip
@@ -193,11 +185,6 @@ class StepStats:
     @staticmethod
     def init(n_scalars: int, device: torch.device) -> StepStats:
         return StepStats(*(torch.zeros(shape, device=device) for shape in ((2 * n_scalars,), (), ())))
-
-    @property
-    def sums(self) -> Tensor:
-        """(k,) sums of the scalars."""
-        return self.totals[: len(self.totals) // 2]
 
     def add(self, scalars: Sequence[Tensor | None]) -> Tensor:
         """Count one opt step with these scalars, None for those that it does not have.

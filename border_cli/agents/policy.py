@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from border_cli.agents.memory import STATE, SavedMemory
 from border_cli.agents.nets import numpy_network
@@ -44,7 +44,7 @@ class NetworkPolicy(ABC):
         shared: bool = False,
     ) -> None:
         self.params = params
-        self._config = config
+        self.config = config
         self.spec, self.seed = spec, seed
         self._mask = spec.mask
         self.seen = spec.without(getattr(config, "privileged_obs", ()))
@@ -52,8 +52,8 @@ class NetworkPolicy(ABC):
         self._views: tuple[dict[str, Array], Array] | None = None  # of parameters on the CPU
         self.version = 0
         self._layout = layout
-        self._network = layout.bind(params)
-        self._arrays = numpy_network(self._network)
+        self.network = layout.bind(params)
+        self._arrays = numpy_network(self.network)
         self._rng = seeding.generator(seed, seeding.ACTOR, actor, incarnation, 1)
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True
@@ -83,11 +83,6 @@ class NetworkPolicy(ABC):
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
         """As `sample` in train mode, of tensors on the device: {name: (B, ...)} of environments 0 … B - 1 → (B, ...)."""
         raise NotImplementedError
-
-    @property
-    def network(self) -> nn.Module:
-        """The network that it acts with."""
-        return self._network
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The greedy action of each row as a function of tensors, for exports: {name: (B, ...)} as stored → (B, ...).

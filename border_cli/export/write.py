@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from border_cli.agents import numpy_policy
 from border_cli.agents.dqn.agent import DqnPolicy
+from border_cli.agents.dqn.heads import CategoricalHead
 from border_cli.agents.dsac.agent import DsacPolicy
 from border_cli.agents.flashsac.agent import FlashsacPolicy
 from border_cli.agents.memory import STATE
@@ -114,7 +115,7 @@ def write_policy(
         _check_numpy(policy)
         folder.mkdir(parents=True, exist_ok=True)
         _write_numpy(policy, spec, folder, mask_in_info)
-    epsilon = policy.eval_epsilon if isinstance(policy, DqnPolicy) else 0.0
+    epsilon = policy.config.eval_epsilon if isinstance(policy, DqnPolicy) else 0.0
     page = _readme(spec, format, title, epsilon, mask_in_info, module.units)
     (folder / "README.md").write_text(page, encoding="utf-8")
     return [folder / name for name in (*names[format], "README.md")]
@@ -175,10 +176,10 @@ def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info
         unlimited = -np.finfo(np.float32).max.item(), np.finfo(np.float32).max.item()
         description |= {"kind": "action", "clip": MEAN_RANGE if network.is_state_dependent else unlimited}
     else:  # the most probable action of DSAC is that of the largest logit
-        is_categorical = isinstance(policy, DqnPolicy) and policy.is_categorical
-        if isinstance(policy, DqnPolicy) and is_categorical:
-            arrays["atoms"] = policy.atoms
-        description |= {"kind": "values", "head": "categorical" if is_categorical else "mean"}
+        head = policy.head if isinstance(policy, DqnPolicy) else None
+        if isinstance(head, CategoricalHead):
+            arrays["atoms"] = head.atoms.numpy()
+        description |= {"kind": "values", "head": "categorical" if "atoms" in arrays else "mean"}
         description["network"]["actions"] = network.n_actions
     action: dict[str, Any] = {"shape": spec.action.shape, "dtype": spec.action.dtype}
     if spec.action.kind != "box":

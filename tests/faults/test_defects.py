@@ -10,8 +10,8 @@ import pytest
 
 from border_cli.actors.manager import ActorManager
 from border_cli.actors.process import ActorHandle
-from border_cli.agents import algorithm
 from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.algorithm import Algorithm
 from border_cli.cli.train import main
 from border_cli.core.errors import ExitCode
 from border_cli.recorders.files import JsonlRecorder
@@ -58,7 +58,7 @@ def failing(
 PARTS: dict[str, tuple[Any, str, Callable[..., bool], list[int], tuple[str, ...]]] = {
     "recorder": (JsonlRecorder, "write", lambda _, record: record.opt_steps >= 30, [25, 30], ()),
     "evaluator": (EpisodeRunner, "evaluate", always, [20], SYNC),
-    "opt, half done": (algorithm, "polyak_", always, [25, 33], (*SYNC, "agent.target_interval=33")),
+    "opt, half done": (Algorithm, "move_targets", always, [25, 33], (*SYNC, "agent.target_interval=33")),
     "state": (NetworkAgent, "state", lambda agent: agent.opt_steps >= 30, [25], SYNC),
 }
 """What raises, when, the checkpoints that are there in the end, and more args."""

@@ -75,7 +75,10 @@ COMPOSITION = [
     Row("agent.lr=[0.1,0.2]", "agent.lr: [0.1, 0.2] is of the wrong type|nearest: -m agent.lr=0.1,0.2"),
     Row("n_actors=0", "n_actors: 0 is out of range|>= 1"),
     Row("env.id=${nothing}", "env.id|nothing"),
-    Row("agent=c51 agent.v_min=500", "agent.v_min=500 is not below agent.v_max=100|allowed: v_min < v_max"),
+    Row(
+        "agent=c51 agent.v_min=500",
+        "agent.v_min=500.0 agent.v_max=100.0: the 51 returns|allowed: v_min < v_max",
+    ),
     Row("trainer.lockstep_steps=8", "trainer.lockstep_steps has no effect|with trainer.lockstep=true"),
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),
     Row("preset=dqn_atari", "preset=dqn_atari was tuned for ALE/*|preset=none"),

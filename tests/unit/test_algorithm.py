@@ -86,13 +86,13 @@ def test_means_are_over_the_opt_steps_that_have_the_scalar() -> None:
     mean = algorithm()
     for number in (1, 2, 3):
         mean.opt_step(batch(0.0), number)
-    (loss, of_second, norm), skipped = mean.stats.read()
+    (loss, of_second, norm), skipped = mean.state.stats.read()
     assert skipped == 0 and loss is not None and norm is not None
     assert math.isclose(loss, (1.0 + 0.81 + 0.64) / 3, rel_tol=1e-2)
     assert of_second == 25.0
     # of the opt steps with gradients 2, (1.8, 10) and 1.6
     assert math.isclose(norm, (2.0 + math.hypot(1.8, 10.0) + 1.6) / 3, rel_tol=1e-2)
-    assert mean.stats.read() == ([None, None, None], 0)
+    assert mean.state.stats.read() == ([None, None, None], 0)
 
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
@@ -101,4 +101,4 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     mean.opt_step(batch(math.nan), 2)
     changed = {name for name, tensor in mean.tensors().items() if not torch.equal(tensor, before[name])}
     assert changed == {"stats.skipped", "stats.skipped_in_a_row"}
-    assert mean.stats.read() == ([None, None, None], 1)
+    assert mean.state.stats.read() == ([None, None, None], 1)

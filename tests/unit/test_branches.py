@@ -80,7 +80,9 @@ def test_targets_and_errors_by_hand() -> None:
     # next values 4 and 10, mean 7: target 1 + 0.5·7 = 4.5; terminated: 2. Values: 1 and 4; 1 and 1.5
     errors = agent.algorithm.opt_step(batch, 1)
     assert errors.tolist() == pytest.approx([(3.5 + 0.5) / 2, (1.0 + 0.5) / 2])
-    assert agent.algorithm.stats.sums[0].item() == pytest.approx((3.5**2 + 0.5**2 + 3 * (1.0 + 0.25)) / 4)
+    assert agent.algorithm.state.stats.totals[0].item() == pytest.approx(
+        (3.5**2 + 0.5**2 + 3 * (1.0 + 0.25)) / 4
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

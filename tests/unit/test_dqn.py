@@ -15,10 +15,10 @@ from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import (
     NO_STEP_NOISE,
     DqnAlgorithm,
-    EpsilonSchedule,
     StepNoise,
     epsilon_greedy,
     make_agent,
+    make_policy,
 )
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.network import NO_NOISE, Noise
@@ -62,7 +62,7 @@ def after_opt_step(
     """Do an opt step of `Linear`. Returns the state, and loss, Q, target and gradient norm."""
     algorithm = of_linear(config, target_weights, "mask" in batch.obs)
     algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, 0)
-    return algorithm.state, algorithm.stats.sums.tolist()
+    return algorithm.state, algorithm.state.stats.totals.view(2, -1)[0].tolist()
 
 
 def of_linear(
@@ -214,7 +214,8 @@ def test_learning_rate_schedules_by_hand(schedule: str, scales: list[float]) -> 
 
 
 def test_epsilon_follows_global_env_steps() -> None:
-    epsilon = EpsilonSchedule(1.0, 0.2, 100)
+    config = DqnConfig(epsilon_start=1.0, epsilon_final=0.2, epsilon_env_steps=100)
+    epsilon = make_policy(config, SPEC, 0)._epsilon
     assert [epsilon(n) for n in (0, 50, 100, 10_000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
 
 
@@ -268,4 +269,4 @@ def test_recorded_metrics_are_means_since_the_last_record() -> None:
     for name, mean in means.items():
         assert mean == pytest.approx(sum(values[name] for values in singles) / 3), name
     assert singles[0] != singles[1]
-    assert rare.algorithm.stats.sums.tolist() == [0.0] * 4
+    assert rare.algorithm.state.stats.totals.view(2, -1)[0].tolist() == [0.0] * 4

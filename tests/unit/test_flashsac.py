@@ -84,7 +84,7 @@ def test_in_a_terminated_row_the_reward_is_normalised_by_statistics_with_its_own
     learner, rows = agent(entropy_coef=0.0), batch()
     rows.terminated[:], rows.discount[:], rows.extra[RETURN][:] = True, 0.0, 10.0
     opt_step(learner, rows)
-    _, _, _, target_mean, *_, scale = learner.algorithm.stats.sums.tolist()
+    _, _, _, target_mean, *_, scale = learner.algorithm.state.stats.totals.view(2, -1)[0].tolist()
     assert (target_mean, scale) == pytest.approx((1.0, 2.0), rel=1e-5)
 
 

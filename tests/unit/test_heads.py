@@ -175,17 +175,15 @@ def test_a_typed_end_is_the_outer_atom(typed: dict[str, float], first: float, la
     )
 
 
-def test_an_end_beyond_the_open_one_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"agent\.v_max=-30000 with the other end open: .* ±22,025"):
-        C51Config(v_max=-30_000.0).validate()
-    C51Config(v_min=-30_000.0, v_max=0.0).validate()
-
-
 @pytest.mark.parametrize(
-    "typed", [{"v_min": 1e8, "v_max": 1e8 + 1}, {"v_min": -1e40, "v_max": 1e40}, {"v_min": 22025.4}]
+    "typed",
+    [
+        *({"v_min": 1e8, "v_max": 1e8 + 1}, {"v_min": -1e40, "v_max": 1e40}, {"v_min": 22025.4}),
+        *({"v_min": 1.0, "v_max": 1.0}, {"v_max": -30_000.0}),
+    ],
 )
-def test_ends_between_which_atoms_are_equal_are_refused(typed: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="not all different numbers in float32"):
+def test_ends_between_which_atoms_do_not_rise_are_refused(typed: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="do not rise in float32"):
         C51Config(**typed).validate()  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from border_cli.agents.algorithm import td_target
 from border_cli.agents.sac.agent import (
     StateDependentNoise,
     critic_losses,
@@ -18,7 +19,6 @@ from border_cli.agents.sac.agent import (
     make_policy,
     sample_action,
     smooth_action,
-    soft_target,
 )
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
@@ -74,7 +74,7 @@ def test_scaled_actions_lie_in_their_box_and_round_trip() -> None:
 
 
 def test_terminated_rows_ignore_infinite_values() -> None:
-    assert soft_target(T([[math.inf]]), T([math.inf]), T([1.0]), T([0.5]), T([True])).item() == 1.0
+    assert td_target(T([[math.inf]]) - T([[math.inf]]), T([1.0]), T([0.5]), T([True])).item() == 1.0
 
 
 def test_smoothing_by_hand() -> None:

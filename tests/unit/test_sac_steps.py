@@ -54,7 +54,7 @@ def step_of(algorithm: Any, z: float, next_z: float, **others: Any) -> dict[str,
     """Run an opt step with these standard normal numbers for the action and the next action, and other random numbers."""
     noise = StepNoise(T([[z]]), T([[next_z]]), **others)
     algorithm.step(algorithm.networks, algorithm.state, ROW, noise, 1.0, 1)
-    return dict(zip(SCALARS, algorithm.stats.sums.tolist(), strict=True))
+    return dict(zip(SCALARS, algorithm.state.stats.totals.view(2, -1)[0].tolist(), strict=True))
 
 
 def log_prob(mean: float, std: float, z: float) -> float:
@@ -181,12 +181,12 @@ def test_policy_metrics_are_means_over_opt_steps_that_update_the_policy(number: 
     algorithm = make_agent(small(Td3Config), spec(), 0).algorithm
     for n in range(number, number + 3):  # one or two of three opt steps have an even number
         algorithm.opt_step(batch(), n)
-    totals = dict(zip(SCALARS, algorithm.stats.sums.tolist(), strict=True))
-    means = dict(zip(SCALARS, algorithm.stats.read()[0], strict=True))
+    totals = dict(zip(SCALARS, algorithm.state.stats.totals.view(2, -1)[0].tolist(), strict=True))
+    means = dict(zip(SCALARS, algorithm.state.stats.read()[0], strict=True))
     assert means["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
     assert means["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
     algorithm.opt_step(batch(), 1)
-    means = dict(zip(SCALARS, algorithm.stats.read()[0], strict=True))
+    means = dict(zip(SCALARS, algorithm.state.stats.read()[0], strict=True))
     assert {name for name, mean in means.items() if mean is None} == {"policy_loss", "entropy"}
 
 
@@ -224,5 +224,5 @@ def test_a_coefficient_near_zero_can_grow_again() -> None:
     algorithm = make_agent(small(target_entropy=100.0, lr=0.01), spec(), 0).algorithm
     algorithm.state.nets["alpha"].params.fill_(-150.0)
     algorithm.opt_step(batch(), 1)
-    assert algorithm.stats.skipped_in_a_row.item() == 0
+    assert algorithm.state.stats.skipped_in_a_row.item() == 0
     assert algorithm.state.nets["alpha"].params.item() > -150.0

@@ -48,33 +48,6 @@ _logger = logging.getLogger(__name__)
 # -- acting ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EpsilonSchedule:
-    """ε of ε-greedy exploration: linear from `start` at env step 0 to `final` at `env_steps`, then to the `power`."""
-
-    start: float
-    final: float
-    env_steps: int
-    power: float = 1.0
-
-    def __call__(self, env_steps: int) -> float:
-        share = min(env_steps / self.env_steps, 1.0)
-        return float((self.start + share * (self.final - self.start)) ** self.power)
-
-
-def epsilon_schedule(config: DqnConfig, actor: int, n_actors: int) -> EpsilonSchedule:
-    """The schedule of one actor; ε is 0 if only noisy layers explore.
-
-    On the ladder of Ape-X (Horgan et al., 2018) the power of actor i is 1 + α·i/(n - 1).
-    """
-    if config.exploration == "none":
-        return EpsilonSchedule(0.0, 0.0, 1)
-    power = 1.0
-    if config.epsilon_ladder is not None and n_actors > 1:
-        power += config.epsilon_ladder * actor / (n_actors - 1)
-    return EpsilonSchedule(config.epsilon_start, config.epsilon_final, config.epsilon_env_steps, power)
-
-
 def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, masked: bool) -> Array:
     """(B,) the best action of each row, or with probability ε a random allowed one; without ε nothing is drawn.
 
@@ -102,9 +75,13 @@ class DqnPolicy(NetworkPolicy):
     """Acts by the Q-network. In eval mode it is greedy up to `eval_epsilon`, and the network has no noise."""
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
-        self._head = make_head(self._config)
-        self._epsilon = epsilon_schedule(self._config, actor, n_actors)
-        self._noise_size = cast(QNetwork, self._network).noise_size
+        self.head = make_head(self.config)
+        self._power = (
+            1.0  # of ε; on the ladder of Ape-X (Horgan et al., 2018) that of actor i is 1 + α·i/(n - 1)
+        )
+        if self.config.epsilon_ladder is not None and n_actors > 1:
+            self._power += self.config.epsilon_ladder * actor / (n_actors - 1)
+        self._noise_size = cast(QNetwork, self.network).noise_size
         self._masked = ArrayMask(spec.action, self._mask)
         self._shape, self._n, self._d = self._masked.shape, spec.action.n, len(spec.action.branches)
 
@@ -114,11 +91,11 @@ class DqnPolicy(NetworkPolicy):
         env_ix: the environments that a memory remembers; None: those of the last `sample`, before it.
         """
         outputs = self._outputs(obs, noise, env_ix)
-        if isinstance(self._head, ScalarHead):
+        if isinstance(self.head, ScalarHead):
             values: Array = outputs[:, :, 0]
         else:
             with torch.inference_mode():
-                values = self._head.values(torch.from_numpy(outputs)).numpy()
+                values = self.head.values(torch.from_numpy(outputs)).numpy()
         values = self._masked(values, obs)
         return values.reshape(-1, self._d, self._n) if self._shape else values
 
@@ -133,7 +110,7 @@ class DqnPolicy(NetworkPolicy):
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
                 outputs, _, after = self._arrays(obs, normal, state)
         else:
-            network, tensors = cast(QNetwork, self._network), to_tensors(obs, self.params.device)
+            network, tensors = cast(QNetwork, self.network), to_tensors(obs, self.params.device)
             with torch.inference_mode():
                 if state is None:
                     outputs, after = network(tensors, noise).cpu().numpy(), None
@@ -146,28 +123,17 @@ class DqnPolicy(NetworkPolicy):
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B,) int64, the best allowed action, (B, *shape) for several at once; without noise in the network."""
-        network = cast(QNetwork, self._network)
+        network = cast(QNetwork, self.network)
         outputs, after = (network(obs), None) if state is None else network.remember(obs, state)
-        values = mask_actions(self._head.values(outputs), obs, self._mask, network.branches)
+        values = mask_actions(self.head.values(outputs), obs, self._mask, network.branches)
         return values.argmax(1).reshape(-1, *self._shape), after
-
-    @property
-    def is_categorical(self) -> bool:
-        """Whether the network learns the probabilities of fixed returns."""
-        return isinstance(self._head, CategoricalHead)
-
-    @property
-    def atoms(self) -> Array:
-        """(k,) the returns of a categorical head."""
-        atoms: Array = cast(CategoricalHead, self._head).atoms.cpu().numpy()
-        return atoms
 
     def action_quantiles(self, obs: Obs, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n, k) quantiles of the return, (B, D, n, k) of D actions at once.
 
         Raises ValueError if the network does not learn quantiles.
         """
-        if not isinstance(self._head, QuantileHead):
+        if not isinstance(self.head, QuantileHead):
             raise ValueError("the network of this agent has no quantiles\nallowed: agent=qrdqn or iqn")
         outputs = self._outputs(obs, env_ix=env_ix)
         shape = (self._d, self._n, outputs.shape[2])
@@ -186,8 +152,8 @@ class DqnPolicy(NetworkPolicy):
         device, noise = self.params.device, NO_NOISE
         if self._noise_size:
             noise = Noise(normal=_normal(self._rng, self._noise_size, device))
-        network = cast(QNetwork, self._network)
-        values = self._head.values(network(obs, noise))
+        network = cast(QNetwork, self.network)
+        values = self.head.values(network(obs, noise))
         values = mask_actions(values, obs, self._mask, network.branches)
         best, epsilon = values.argmax(1), self._epsilon(env_steps)
         if epsilon == 0.0:
@@ -197,14 +163,18 @@ class DqnPolicy(NetworkPolicy):
         drawn = numbers[:, 1:].masked_fill(values == -torch.inf, -1.0).argmax(1)
         return torch.where(numbers[:, 0] < epsilon, drawn, best).reshape(-1, *self._shape)
 
-    @property
-    def eval_epsilon(self) -> float:
-        """The probability of a random action in eval mode."""
-        return float(self._config.eval_epsilon)
+    def _epsilon(self, env_steps: int) -> float:
+        """ε of ε-greedy exploration: linear over env steps, then to the actor's power; 0 if only noisy layers explore."""
+        config = self.config
+        if config.exploration == "none":
+            return 0.0
+        share = min(env_steps / config.epsilon_env_steps, 1.0)
+        epsilon = config.epsilon_start + share * (config.epsilon_final - config.epsilon_start)
+        return float(epsilon**self._power)
 
     def _exploit(self, obs: Obs) -> Array:
         values = self.action_values(obs)
-        return self._chosen(values, self.eval_epsilon, self._eval_rng)
+        return self._chosen(values, self.config.eval_epsilon, self._eval_rng)
 
     def _chosen(self, values: Array, epsilon: float, rng: np.random.Generator) -> Array:
         """(B, *shape) actions by their values; each of several at once explores for itself."""

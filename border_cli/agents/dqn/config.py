@@ -145,30 +145,13 @@ class DqnConfig(MemoryConfig):
 
     def validate(self) -> None:
         super().validate()
-        if (
-            self.head == "categorical"
-            and self.v_min is not None
-            and self.v_max is not None
-            and self.v_min >= self.v_max
-        ):
-            raise UsageError(
-                f"agent.v_min={self.v_min:g} is not below agent.v_max={self.v_max:g}",
-                allowed="v_min < v_max, and returns between them",
-            )
-        if self.head == "categorical" and None in (self.v_min, self.v_max):
-            for name, end in (("v_min", self.v_min), ("v_max", self.v_max)):
-                if end is not None and abs(end) >= LARGEST_RETURN:
-                    raise UsageError(
-                        f"agent.{name}={end:g} with the other end open: its atoms reach as far as ±{LARGEST_RETURN:,.0f}",
-                        allowed="both agent.v_min and agent.v_max",
-                    )
         if self.head == "categorical":
             atoms = atoms_of(self)
             if not (np.isfinite(atoms).all() and (np.diff(atoms) > 0).all()):
                 raise UsageError(
-                    f"agent.v_min={self.v_min} agent.v_max={self.v_max}: {self.n_atoms} atoms between them are not all "
-                    "different numbers in float32",
-                    allowed="ends that are further apart, smaller ones, or fewer agent.atoms",
+                    f"agent.v_min={self.v_min} agent.v_max={self.v_max}: the {self.n_atoms} returns between them do not "
+                    "rise in float32",
+                    allowed=f"v_min < v_max, further apart, or fewer agent.atoms; an open end is ±{LARGEST_RETURN:,.0f}",
                 )
         if self.gru is not None and self.head == "implicit_quantile":
             raise UsageError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
 
+from border_cli.agents.algorithm import td_target
 from border_cli.agents.dqn.config import DqnConfig, atoms_of
 from border_cli.agents.quantiles import midpoints, quantile_huber
 
@@ -33,7 +34,7 @@ class Head(ABC):
             outputs: (B, k) of the next state and the action selected there; ignored where terminated, even if infinite.
             reward, discount, terminated: (B,) n-step sum, γ^m, and bool.
         """
-        return _returns(outputs, reward, discount, terminated)
+        return td_target(outputs, reward, discount, terminated)
 
     def target_values(self, target: Tensor) -> Tensor:
         """(B, k) → (B,): the expected returns of targets."""
@@ -46,12 +47,6 @@ class Head(ABC):
     def error(self, outputs: Tensor, target: Tensor) -> Tensor:
         """(B,) absolute errors for priorities, by default those of the expected returns."""
         return (self.values(outputs) - self.target_values(target)).abs()
-
-
-def _returns(outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
-    """(B, k): r + γ^m·output, and r alone where terminated; by `where`, because the product 0·inf is NaN."""
-    bootstrap = torch.where(terminated.unsqueeze(1), 0.0, outputs)
-    return reward.unsqueeze(1) + discount.unsqueeze(1) * bootstrap
 
 
 class ScalarHead(Head):
@@ -125,7 +120,7 @@ class CategoricalHead(Head):
         """(B, atoms) probabilities p_j of the next state, and the returns Tz_j = r + γ^m·z_j."""
         p = softmax(torch.where(terminated.unsqueeze(1), 0.0, outputs), -1)
         z = self._support(outputs).expand_as(outputs)
-        return p, _returns(z, reward, discount, terminated)
+        return p, td_target(z, reward, discount, terminated)
 
     def _support(self, like: Tensor) -> Tensor:
         if self.atoms.device != like.device:

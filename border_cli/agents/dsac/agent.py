@@ -110,26 +110,26 @@ class DsacPolicy(NetworkPolicy):
                 logits = self._arrays(obs)[0].reshape(-1, self._n)
         else:
             with torch.inference_mode():
-                logits = self._network(to_tensors(obs, self.params.device)).cpu().numpy()
+                logits = self.network(to_tensors(obs, self.params.device)).cpu().numpy()
         return self._masked(logits, obs)
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, None]:
         """(B,) int64, the most probable allowed action, (B, *shape) for several at once."""
-        logits = mask_actions(self._network(obs), obs, self._mask, self._branches)
+        logits = mask_actions(self.network(obs), obs, self._mask, self._branches)
         return logits.argmax(1).reshape(-1, *self._masked.shape), None
 
     @torch.no_grad()
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
         """(B,) int64, or (B, *shape) for several actions at once."""
-        logits = mask_actions(self._network(obs), obs, self._mask, self._branches)
-        if env_steps < self._config.random_env_steps:
+        logits = mask_actions(self.network(obs), obs, self._mask, self._branches)
+        if env_steps < self.config.random_env_steps:
             logits = torch.where(logits == -torch.inf, logits, 0.0)
         noise = self._rng.gumbel(size=tuple(logits.shape)).astype(np.float32)
         return (logits + to_device(noise, logits.device)).argmax(1).reshape(-1, *self._masked.shape)
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         logits = self.logits(obs)
-        if env_steps < self._config.random_env_steps:
+        if env_steps < self.config.random_env_steps:
             logits = np.where(logits == -np.inf, logits, np.float32(0.0))
         # The largest of logits plus Gumbel noise is a draw by the probabilities (Gumbel, 1954).
         drawn: Array = (logits + self._rng.gumbel(size=logits.shape)).argmax(1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from border_cli.agents import actor_critic
 from border_cli.agents.actor_critic import critics_and_alpha
 from border_cli.agents.agent import Family
-from border_cli.agents.algorithm import Learned, Networks
+from border_cli.agents.algorithm import Learned, Networks, td_target
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.dqn.heads import CategoricalHead
 from border_cli.agents.flashsac.config import NARROW, FlashsacConfig
@@ -31,7 +31,6 @@ from border_cli.agents.sac.agent import (
     StepNoise,
     check_spec,
     sample_action,
-    soft_target,
 )
 from border_cli.agents.sac.network import ActionParameters, TanhBijector
 from border_cli.core.metrics import declare
@@ -291,14 +290,14 @@ class FlashsacPolicy(SacPolicy):
     """Acts as SAC's policy, but repeats its noise."""
 
     def _make_noise(self, network: FlashsacNetwork) -> Memory:
-        return Memory(self._size, cast(Any, self._config).noise_repeat)
+        return Memory(self._size, cast(Any, self.config).noise_repeat)
 
     def _normal(self, env_ix: Sequence[int]) -> Array:
         noise: Array = self._noise.sample(env_ix, self._rng)
         return noise
 
     def extras(self, step: Step) -> dict[str, Array]:
-        return {RETURN: self._noise.add(step, self._config.gamma, self._config.reward_clip)}
+        return {RETURN: self._noise.add(step, self.config.gamma, self.config.reward_clip)}
 
 
 # -- learning -------------------------------------------------------------------
@@ -376,7 +375,9 @@ class FlashsacAlgorithm(SacAlgorithm):
         smaller = self.head.values(next_logits).argmin(0).view(1, -1, 1).expand(-1, -1, _ATOMS)
         p, z = next_logits.gather(0, smaller)[0].softmax(-1), self.head.atoms.expand(len(penalty), -1)
         reward = batch.reward / scale
-        return self.head.project(p, soft_target(z, penalty, reward, batch.discount, batch.terminated))
+        return self.head.project(
+            p, td_target(z - penalty.unsqueeze(1), reward, batch.discount, batch.terminated)
+        )
 
 
 FAMILY = Family(

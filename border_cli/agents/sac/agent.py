@@ -17,7 +17,7 @@ from torch import Tensor
 
 from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alpha
 from border_cli.agents.agent import Family
-from border_cli.agents.algorithm import Learned, Networks
+from border_cli.agents.algorithm import Learned, Networks, td_target
 from border_cli.agents.batch_renorm import BatchStats
 from border_cli.agents.memory import STATE, at_next, mean_of_rows, memory_columns, sequence_errors
 from border_cli.agents.nets import to_tensors
@@ -104,13 +104,13 @@ class SacPolicy(NetworkPolicy):
         self._shape, self._bijector, self._size = spec.action.shape, bijector, bijector.size
         self._middle, self._half_range = bijector.arrays
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
-        self._noise: Any = self._make_noise(cast(PolicyNetwork, self._network))
+        self._noise: Any = self._make_noise(cast(PolicyNetwork, self.network))
 
     def _make_noise(self, network: Any) -> Any:
         """What is kept of the exploration noise of each environment; None if each env step has noise of its own."""
-        if self._config.exploration != "state_dependent":
+        if self.config.exploration != "state_dependent":
             return None
-        return StateDependentNoise(tuple(network.log_std.shape), self._config.noise_interval)
+        return StateDependentNoise(tuple(network.log_std.shape), self.config.noise_interval)
 
     def begin_episode(self, env_ix: int) -> None:
         super().begin_episode(env_ix)
@@ -131,7 +131,7 @@ class SacPolicy(NetworkPolicy):
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         rows = len(next(iter(obs.values())))
-        is_random = env_steps < self._config.random_env_steps
+        is_random = env_steps < self.config.random_env_steps
         if not is_random or self._memory is not None:  # a memory sees random steps too
             mean, std, features = self._action_parameters(obs)
         if is_random:
@@ -139,13 +139,13 @@ class SacPolicy(NetworkPolicy):
             return self._inside(self._low * (1 - share) + self._high * share)
         if isinstance(self._noise, StateDependentNoise):
             matrices = self._noise.sample(env_ix or range(rows), self._rng)
-            weights = matrices * cast(PolicyNetwork, self._network).weight_std().detach().cpu().numpy()
+            weights = matrices * cast(PolicyNetwork, self.network).weight_std().detach().cpu().numpy()
             return self._squashed(mean + np.einsum("bf,bfd->bd", features, weights))
         normal = self._normal(env_ix or range(rows))
-        if self._config.policy == "gaussian":
+        if self.config.policy == "gaussian":
             return self._squashed(mean + std * normal)
         # a deterministic policy: the noise is added to the action, in half ranges
-        return self._scaled(np.clip(np.tanh(mean) + self._config.noise_std * normal, -1.0, 1.0))
+        return self._scaled(np.clip(np.tanh(mean) + self.config.noise_std * normal, -1.0, 1.0))
 
     def _normal(self, env_ix: Sequence[int]) -> Array:
         """(k, d) float32 standard normal numbers: the exploration noise of these environments."""
@@ -155,8 +155,8 @@ class SacPolicy(NetworkPolicy):
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
         """(B, *shape) float32."""
         device, size = self.params.device, (len(next(iter(obs.values()))), self._size)
-        network = cast(PolicyNetwork, self._network)
-        if env_steps < self._config.random_env_steps:
+        network = cast(PolicyNetwork, self.network)
+        if env_steps < self.config.random_env_steps:
             x = 2.0 * to_device(self._rng.random(size, np.float32), device) - 1.0
         elif isinstance(self._noise, StateDependentNoise):
             of_action = network(obs)
@@ -164,10 +164,10 @@ class SacPolicy(NetworkPolicy):
             x = torch.tanh(of_action.mean + torch.einsum("bf,bfd->bd", of_action.features, weights))
         else:
             of_action, normal = network(obs), to_device(self._normal(range(size[0])), device)
-            if self._config.policy == "gaussian":
+            if self.config.policy == "gaussian":
                 x = torch.tanh(of_action.mean + of_action.std * normal)
             else:
-                x = (torch.tanh(of_action.mean) + self._config.noise_std * normal).clamp(-1.0, 1.0)
+                x = (torch.tanh(of_action.mean) + self.config.noise_std * normal).clamp(-1.0, 1.0)
         low, high = to_device(self._low, device), to_device(self._high, device)
         return self._bijector.to(device).scale(x).clamp(low, high).view(-1, *self._shape)
 
@@ -177,14 +177,14 @@ class SacPolicy(NetworkPolicy):
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B, d) float32, the mean of the policy."""
         if state is not None:
-            state = cast(PolicyNetwork, self._network).remember(obs, state)
+            state = cast(PolicyNetwork, self.network).remember(obs, state)
             obs = {STATE: state}
-        mean: Tensor = self._network(obs).mean
+        mean: Tensor = self.network(obs).mean
         return self._bijector.squash(mean), state
 
     def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters`, as arrays. A memory passes one time step."""
-        network = cast(PolicyNetwork, self._network)
+        network = cast(PolicyNetwork, self.network)
         if self._arrays is not None:
             state = None if self._memory is None else self._memory.before
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
@@ -349,17 +349,17 @@ class SacAlgorithm(ActorCriticAlgorithm):
             next_values = next_values[noise.subset]
         next_values = truncate(next_values, self.config.drop_quantiles)
         numbers = (part.flatten() for part in (batch.reward, batch.discount, batch.terminated))
-        return values, soft_target(next_values, penalty, *numbers)
+        return values, td_target(next_values - penalty, *numbers)
 
     def _next_action(
         self, networks: Networks, seen: Seen, noise: Tensor, alpha: Tensor
     ) -> tuple[Tensor, Tensor | float]:
-        """(B, d) actions in the next states, and (B,) α·log π of them, or 0."""
+        """(B, d) actions in the next states, and (B, 1) α·log π of them, or 0."""
         config = self.config
         parameters = networks.get("policy_target", networks["policy"])(seen.next_policy)
         if config.policy == "gaussian":
             action, log_prob = sample_action(self.bijector, parameters, noise)
-            return action, alpha * log_prob
+            return action, (alpha * log_prob).unsqueeze(1)
         smoothing = config.target_noise, config.target_noise_clip
         return smooth_action(self.bijector, parameters, noise, *smoothing), 0.0
 
@@ -430,19 +430,6 @@ def truncate(values: Tensor, drop: int) -> Tensor:
         return values.min(0).values
     pooled = values.transpose(0, 1).reshape(rows, n * k).sort(1).values
     return pooled[:, : n * (k - drop)]
-
-
-def soft_target(
-    values: Tensor, penalty: Tensor | float, reward: Tensor, discount: Tensor, terminated: Tensor
-) -> Tensor:
-    """(B, m) targets: r + γ^m·(value - penalty), and r alone where terminated.
-
-    values: (B, m) of the next states and actions · penalty: (B,) α·log π of the next actions, or 0.
-    """
-    if isinstance(penalty, Tensor):
-        penalty = penalty.unsqueeze(1)
-    bootstrap = torch.where(terminated.unsqueeze(1), 0.0, values - penalty)
-    return reward.unsqueeze(1) + discount.unsqueeze(1) * bootstrap
 
 
 def critic_losses(values: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
