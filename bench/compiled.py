@@ -59,7 +59,7 @@ def compiled_over_eager(overrides: tuple[str, ...], repetitions: int) -> tuple[l
     env.close()
     agent = agents[1]
     assert isinstance(agent, NetworkAgent)
-    compile_steps(agent, buffer, config, env.spec)
+    compile_steps(agent, buffer)
 
     measured = [[opt_rate(agent, buffer, SECONDS) for agent in agents] for _ in range(repetitions)]
     eager, compiled = zip(*measured, strict=True)

@@ -15,8 +15,6 @@ from border_cli.core.protocols import Agent, ReplayBuffer
 
 if TYPE_CHECKING:  # torch would be imported by processes that only start others
     from border_cli.agents.agent import NetworkAgent
-    from border_cli.config.schema import TrainConfig
-    from border_cli.core.spaces import EnvSpec
 
 OPT_STEPS = 20_000
 BATCH, HIDDEN, WARMUP = 64, (256, 256), 1_000
@@ -76,7 +74,7 @@ def bare_update_rate() -> float:
     agent, buffer = factories.make_agent(config, spec), factories.make_buffer(config, spec)
     assert isinstance(agent, NetworkAgent)
     buffer.push(made_up(spec, WARMUP, config))
-    compile_steps(agent, buffer, config, spec)
+    compile_steps(agent, buffer)
     algorithm, batch = agent.algorithm, BatchLoader(BATCH, torch.device("cpu")).next(buffer)
 
     def update(n: int) -> None:
@@ -90,12 +88,12 @@ def bare_update_rate() -> float:
     return OPT_STEPS / (time.perf_counter() - began)
 
 
-def compile_steps(agent: NetworkAgent, buffer: ReplayBuffer, config: TrainConfig, spec: EnvSpec) -> None:
+def compile_steps(agent: NetworkAgent, buffer: ReplayBuffer) -> None:
     """Do one opt step, compiled, so that all later ones are. Ends the program where that is not possible."""
     from border_cli.agents.compiler import GraphCompiler
     from border_cli.runtime.stopping import StopFlag
 
-    compiler = GraphCompiler(agent, config.agent, [], spec, True, StopFlag())  # type: ignore[arg-type]
+    compiler = GraphCompiler(agent, [], True, StopFlag())  # type: ignore[arg-type]
     agent.compiling = compiler.poll
     agent.opt(buffer)
     compiler.close()

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from border_cli.actors.sampler import Sampler
+from border_cli.actors.sampler import RowProcessor, Sampler
 from border_cli.actors.spec import ActorId, ActorSpec
-from border_cli.actors.step_processor import RowProcessor
 from border_cli.config.schema import EnvConfig, TrainConfig
-from border_cli.core.protocols import ActingPolicy, Env, StepProcessor
+from border_cli.core.protocols import ActingPolicy, Env
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs, ObsLeaf, ObsSpec
 from border_cli.core.types import Column, Items, ModelInfo, Step, item_columns
 from border_cli.envs.group import GymEnv, ReplayedEnv
@@ -28,9 +27,9 @@ COUNTING_SPEC = EnvSpec(
 COUNTING_COLUMNS: tuple[Column, ...] = item_columns(COUNTING_SPEC)
 LIGHT_PRELOAD = (
     "gymnasium",
-    "border_cli.actors.process",
+    "border_cli.actors.manager",
     "border_cli.envs.group",
-    "border_cli.actors.step_processor",
+    "border_cli.actors.sampler",
 )
 """Enough for actors without torch."""
 
@@ -133,14 +132,14 @@ class Paper:
         return [Text.from_ansi(line).plain for line in text.splitlines()]
 
 
-def processed(processor: StepProcessor, *steps: Step) -> Items:
+def processed(processor: RowProcessor, *steps: Step) -> Items:
     """Return the rows that these env steps complete."""
     for step in steps:
         processor.add(step)
     return processor.take()
 
 
-def sampler_of(env: Env, policy: ActingPolicy, processor: StepProcessor) -> Sampler:
+def sampler_of(env: Env, policy: ActingPolicy, processor: RowProcessor) -> Sampler:
     """Return a started sampler. The first episodes have the seeds 1, 2 …"""
     sampler = Sampler(env, policy, processor, lambda env, episode: None if episode else env + 1)
     sampler.begin()

@@ -21,7 +21,7 @@ from border_cli.core.state import State, check_like, joined, section
 from border_cli.core.types import Chunk, Items, count_env_steps
 from border_cli.runtime import seeding
 from border_cli.runtime.transport import ModelChannel, Ring
-from border_cli.runtime.worker import Ready
+from border_cli.runtime.worker import Ready, Reporter
 
 MAX_AGE_NS = 50_000_000
 """A chunk leaves after 50 ms at the latest, so that the steps of a slow environment are not held back."""
@@ -254,3 +254,22 @@ def run_actor(
         send(Ready(sampler.exact))
         run()
         status.state = ActorState.DONE
+
+
+def actor_main(
+    reporter: Reporter,
+    ring: Ring,
+    models: ModelChannel,
+    status: ActorStatus,
+    spec: ActorSpec,
+    actor_id: ActorId,
+    state: State | None,
+) -> None:
+    """What the process runs (see `border_cli.runtime.child.Child`)."""
+
+    def state_wanted() -> bool:
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            return reporter.pipe.poll() and bool(reporter.pipe.recv())
+        return False  # the learner died, and this process ends with it
+
+    run_actor(spec, actor_id, models, ring, status, reporter.send, state_wanted, state)

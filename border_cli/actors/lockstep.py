@@ -13,10 +13,9 @@ from typing import cast
 
 import numpy as np
 
-from border_cli.actors.manager import ActorManager
-from border_cli.actors.process import Link
+from border_cli.actors.manager import ActorManager, Link
 from border_cli.actors.spec import ActorSpec, ActorState, Rounds, model_number
-from border_cli.config.schema import ActorManagerConfig
+from border_cli.config.schema import ActorManagerConfig, RayConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.protocols import ExperienceSource, StopCheck
 from border_cli.core.state import State, check_like, joined, section
@@ -40,12 +39,16 @@ def make_manager(
     config: ActorManagerConfig,
     should_stop: StopCheck,
     on_exception: Callable[[ActorLostError], None],
-    link: Link | None = None,
 ) -> ExperienceSource:
-    """The source for `actor_manager.type=process`, or for actors that another link reaches."""
+    """The source for `actor_manager.type` process and ray. Raises UsageError if no cluster is reachable."""
+    link = Link()
+    if isinstance(config, RayConfig):
+        from border_cli.actors.ray_actors import RayLink
+
+        link = RayLink(config, n_actors)
     if spec.rounds is not None:  # a lost actor ends the run: its round can never be complete
         config = replace(config, restarts=0, min_actors=n_actors)
-    manager = ActorManager(spec, columns, n_actors, config, should_stop, on_exception, link or Link())
+    manager = ActorManager(spec, columns, n_actors, config, should_stop, on_exception, link)
     return manager if spec.rounds is None else LockstepSource(manager)
 
 

@@ -14,17 +14,15 @@ import math
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
-from border_cli.actors import lockstep
 from border_cli.actors.actor import run_actor
-from border_cli.actors.process import ActorHandle, Link
+from border_cli.actors.manager import ActorHandle, Link
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, ActorState, ActorStatus, StatusBlock
 from border_cli.config.schema import RayConfig
-from border_cli.core.errors import ActorLostError, ResourceError
-from border_cli.core.protocols import ExperienceSource, StopCheck
+from border_cli.core.errors import ResourceError
 from border_cli.core.state import State
 from border_cli.core.types import Chunk, Column, ModelInfo
 from border_cli.runtime.child import Child, log_here
@@ -39,19 +37,6 @@ WAIT_S = 0.2
 _IDLE_S = 0.005
 """How long a call waits for chunks of an actor that does not act [s]."""
 _logger = logging.getLogger(__name__)
-
-
-def make_manager(
-    spec: ActorSpec,
-    columns: tuple[Column, ...],
-    n_actors: int,
-    config: RayConfig,
-    should_stop: StopCheck,
-    on_exception: Callable[[ActorLostError], None],
-) -> ExperienceSource:
-    """The source for `actor_manager.type=ray`. Raises UsageError if no cluster is reachable."""
-    link = RayLink(config, n_actors)
-    return lockstep.make_manager(spec, columns, n_actors, config, should_stop, on_exception, link)
 
 
 # -- on a node of the cluster --------------------------------------------------
@@ -184,7 +169,6 @@ class RayChild:
     Only one call is open at a time. The next one follows when there is something to tell, or after a pause.
     """
 
-    pid = None
     descriptors = ()
     start_error: ResourceError | None = None
     last_output = ""
@@ -308,6 +292,7 @@ class RayLink(Link):
 
     def __init__(self, config: RayConfig, n_actors: int) -> None:
         super().__init__()
+        self._min_actors = config.min_actors
         cpus = math.ceil(n_actors * config.cpus_per_actor)  # actors mostly wait
         self._cluster = Cluster("actor_manager.address", config.address, cpus)
         self.ray = self._cluster.ray
@@ -335,8 +320,9 @@ class RayLink(Link):
                 self._refs[n] = self.ray.put(ModelInfo(model.version, model.arrays))
         return [self._refs[n] for n in wanted]
 
-    def listen(self, actors: Sequence[ActorHandle], timeout_s: float, needed: bool) -> None:
+    def listen(self, actors: Sequence[ActorHandle], timeout_s: float) -> None:
         handles = cast("Sequence[RayHandle]", actors)
+        needed = sum(handle.condition is Condition.READY for handle in handles) < self._min_actors
         callers = {h.remote.call: h for h in handles if h.remote is not None and h.remote.call is not None}
         if timeout_s > 0 and callers:
             self.ray.wait(list(callers), num_returns=1, timeout=timeout_s)

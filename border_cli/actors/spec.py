@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from border_cli.core.protocols import ActingPolicy, StepProcessor
+from border_cli.actors.sampler import RowProcessor
+from border_cli.core.protocols import ActingPolicy
 from border_cli.core.spaces import EnvSpec
 from border_cli.runtime.transport import CACHE_LINE, SharedBlock, SharedEvent
 
@@ -42,7 +43,7 @@ class ActorSpec:
 
     env: Callable[[ActorId], Any]
     policy: Callable[[ActorId, EnvSpec], ActingPolicy]
-    processor: Callable[[ActorId, EnvSpec], StepProcessor]
+    processor: Callable[[ActorId, EnvSpec], RowProcessor]
     n_envs: int
     n_buffer: int
     credit: int

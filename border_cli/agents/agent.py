@@ -25,7 +25,6 @@ from border_cli.agents.algorithm import Algorithm, copy_statistics
 from border_cli.agents.params import BatchLoader, FlatParams, TensorBatch
 from border_cli.agents.policy import NetworkPolicy, copy_arrays
 from border_cli.config.registry import AGENTS
-from border_cli.core.errors import IncompatibleStateError
 from border_cli.core.metrics import Record, declare
 from border_cli.core.protocols import ReplayBuffer
 from border_cli.core.spaces import Array, EnvSpec
@@ -109,14 +108,8 @@ class NetworkAgent:
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self.algorithm.tensors().items()}
         return State(arrays, {"opt_steps": self.opt_steps, "unread": self._unread})
 
-    def nbytes(self) -> tuple[int, int]:
-        """Bytes of the model and of the whole state. Reads no values, so it works on torch's meta device."""
-        return self.policy.params.nbytes, sum(t.nbytes for t in self.algorithm.tensors().values())
-
     def load_state(self, state: State) -> None:
         check_like(state, self.state(), "the agent")
-        if not np.isfinite(state.arrays["stats.skipped_in_a_row"]):
-            raise IncompatibleStateError("the number of skipped opt steps in a row is not finite")
         copy_arrays(self.algorithm.tensors(), state.arrays)
         self.opt_steps = self.policy.version = state.values["opt_steps"]
         self._unread = state.values["unread"]
@@ -198,4 +191,5 @@ class Family:
     def agent_bytes(self, config: Any, spec: EnvSpec) -> tuple[int, int]:
         """Bytes of the model, and of the whole state of an agent."""
         with torch.device("meta"):  # no memory is allocated
-            return self.make_agent(config, spec, 0, "meta").nbytes()
+            agent = self.make_agent(config, spec, 0, "meta")
+        return agent.policy.params.nbytes, sum(t.nbytes for t in agent.algorithm.tensors().values())

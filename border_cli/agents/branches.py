@@ -13,8 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from border_cli.agents.config import NetworkConfig
 from border_cli.agents.params import TensorBatch
-from border_cli.core.spaces import ActionSpec, Array, Obs
+from border_cli.core.errors import UsageError
+from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
+
+
+def check_discrete(config: NetworkConfig, spec: EnvSpec) -> None:
+    """Raise UsageError unless the actions are discrete."""
+    if spec.action.kind == "box":
+        raise UsageError(
+            f"agent={config.type} chooses among discrete actions, and this environment takes numbers",
+            nearest="agent=sac",
+            allowed="agent=sac, td3, tqc or crossq, or an environment with Discrete or MultiDiscrete actions",
+        )
 
 
 def by_branch(batch: TensorBatch, d: int) -> TensorBatch:

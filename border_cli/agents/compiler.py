@@ -98,9 +98,7 @@ class GraphCompiler:
     def __init__(
         self,
         agent: NetworkAgent,
-        config: NetworkConfig,
         plugins: Sequence[str],
-        spec: EnvSpec,
         waits: bool,
         stop: StopFlag,
         note: Callable[[str], None] = lambda _: None,
@@ -108,7 +106,7 @@ class GraphCompiler:
         time_left: Callable[[float], float] | None = None,
     ) -> None:
         self._algorithm = agent.algorithm
-        self._make_job = partial(CompileJob, config, plugins, spec)
+        self._make_job = partial(CompileJob, agent.algorithm.config, plugins, agent.algorithm.spec)
         self._time_left = time_left
         self._waits = waits
         self._stop = stop

@@ -134,11 +134,6 @@ class NetworkConfig(AgentConfig):
         """Whether `encoder` is the path of a class of the user's own."""
         return ":" in self.encoder
 
-    @property
-    def windows(self) -> list[tuple[int, int]]:
-        """(kernel, stride) of each convolution; none where the size of the image decides."""
-        return list(zip(self.kernels, self.strides, strict=True))
-
     def lr_scale(self, number: int) -> float:
         """The factor of every learning rate at opt step `number`, from 1: 1 at the first, lr_final after lr_opt_steps."""
         if self.lr_schedule == "constant" or self.lr_opt_steps is None:

@@ -109,12 +109,9 @@ def is_normalizable(leaf: ObsLeaf) -> bool:
     """Whether running statistics can normalise a leaf: a box of floats, or of integers too wide to be scaled; no image."""
     if leaf.kind != "box" or leaf.categories or is_image(leaf):
         return False
-    return np.dtype(leaf.dtype).kind == "f" or not _is_scaled(leaf)
-
-
-def _is_scaled(leaf: ObsLeaf) -> bool:
-    """Whether a leaf of integers is scaled to [0, 1] by its bounds."""
-    return leaf.low is not None and leaf.high is not None and leaf.high - leaf.low <= _MAX_SCALED_RANGE
+    if np.dtype(leaf.dtype).kind == "f" or leaf.low is None or leaf.high is None:
+        return True
+    return leaf.high - leaf.low > _MAX_SCALED_RANGE  # narrower ones are scaled to [0, 1] by their bounds
 
 
 _MAX_NORMALIZED = 10.0
@@ -340,11 +337,6 @@ def is_image(leaf: ObsLeaf) -> bool:
     return 0 <= leaf.low < leaf.high <= 255 and min(image_shape(leaf)[:2]) >= _MIN_SIDE
 
 
-def has_images(spec: ObsSpec) -> bool:
-    """Whether convolutions have a part in a network for these observations."""
-    return any(map(is_image, spec.leaves))
-
-
 def image_shape(leaf: ObsLeaf) -> tuple[int, int, int]:
     """Height, width, channels of an image; the frames of a stack are channels.
 
@@ -376,7 +368,7 @@ class Convolutions(nn.Module):
         super().__init__()
         self.leaf = leaf
         height, width, n_in = image_shape(leaf)
-        channels, windows = config.channels, config.windows
+        channels, windows = config.channels, list(zip(config.kernels, config.strides, strict=True))
         is_large = min(height, width) >= _LARGE
         layers = list[_Convolution]()
         for i, (before, after) in enumerate(pairwise([n_in, *channels])):

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from border_cli.agents.memory import STATE, SavedMemory
-from border_cli.agents.nets import numpy_network
+from border_cli.agents.nets import numpy_network, to_tensors
+from border_cli.agents.numpy_policy import Network
 from border_cli.agents.params import FlatParams
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
 from border_cli.core.types import ModelInfo, Step
 from border_cli.runtime import seeding
+from border_cli.runtime.tensors import to_device
 
 
 class NetworkPolicy(ABC):
@@ -52,13 +54,14 @@ class NetworkPolicy(ABC):
         self._views: tuple[dict[str, Array], Array] | None = None  # of parameters on the CPU
         self.version = 0
         self._layout = layout
-        self.network = layout.bind(params)
+        self.network: Any = layout.bind(params)
         self._arrays = numpy_network(self.network)
         self._rng = seeding.generator(seed, seeding.ACTOR, actor, incarnation, 1)
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True
         units = getattr(config, "gru", None)
         self._memory = None if units is None else SavedMemory(units)
+        self._kept: dict[str, Any] = {} if units is None else {"memory": self._memory}  # of each environment
         self._prepare(spec, actor, n_actors)
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:  # noqa: B027
@@ -79,6 +82,27 @@ class NetworkPolicy(ABC):
     @abstractmethod
     def _exploit(self, obs: Obs) -> Array:
         """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
+
+    def _by_arrays(self, arrays: Network, obs: Obs, noise: Array | None = None) -> tuple[Array, Array]:
+        """Outputs and features of the network as numpy computes it. A memory passes one time step."""
+        before = None if self._memory is None else self._memory.before
+        with np.errstate(over="ignore", invalid="ignore"):  # as torch
+            outputs, features, after = arrays(obs, noise, before)
+        if self._memory is not None:
+            self._memory.after = after
+        return outputs, features
+
+    @torch.inference_mode()
+    def _by_tensors(self, obs: Obs, *noise: Any) -> Any:
+        """What the network returns as torch computes it. A memory passes one time step."""
+        tensors = to_tensors(obs, self.params.device)
+        if self._memory is None:
+            return self.network(tensors, *noise)
+        outputs, after = self.network.remember(
+            tensors, to_device(self._memory.before, self.params.device), *noise
+        )
+        self._memory.after = after.cpu().numpy()
+        return outputs
 
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
         """As `sample` in train mode, of tensors on the device: {name: (B, ...)} of environments 0 … B - 1 → (B, ...)."""
@@ -101,9 +125,9 @@ class NetworkPolicy(ABC):
         return {} if self._memory is None else {STATE: self._memory.before}
 
     def begin_episode(self, env_ix: int) -> None:
-        """Forget what is remembered of an environment."""
-        if self._memory is not None:
-            self._memory.begin_episode(env_ix)
+        """Forget what is kept of an environment."""
+        for part in self._kept.values():
+            part.begin_episode(env_ix)
 
     def train(self) -> None:
         self._exploring = True
@@ -136,16 +160,15 @@ class NetworkPolicy(ABC):
         self.version = info.version
 
     def generator_state(self) -> dict[str, Any]:
-        memory = {} if self._memory is None else {"memory": self._memory.state()}
-        return dict(self._rng.bit_generator.state) | memory
+        kept = {name: part.state() for name, part in self._kept.items()}
+        return dict(self._rng.bit_generator.state) | kept
 
     def load_generator_state(self, state: dict[str, Any]) -> None:
-        if self._memory is not None:
-            kinds = dict.fromkeys(NetworkPolicy.generator_state(self))
-            check_like(State({}, {"policy": state}), State({}, {"policy": kinds}), "the generators")
-            self._memory.load_state(state["memory"])
-            state = {name: value for name, value in state.items() if name != "memory"}
-        seeding.restore(self._rng, state)
+        kinds = dict.fromkeys([*self._rng.bit_generator.state, *self._kept])
+        check_like(State({}, {"policy": state}), State({}, {"policy": kinds}), "the generators")
+        for name, part in self._kept.items():
+            part.load_state(state[name])
+        seeding.restore(self._rng, {name: state[name] for name in state.keys() - self._kept.keys()})
 
 
 def copy_arrays(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> None:

@@ -22,13 +22,13 @@ from border_cli.cli.overrides import check_interval, parse_overrides, quoted
 from border_cli.cli.sweep_run import OWN_LAUNCHERS, SweepRun, SweepSettings, ray_settings
 from border_cli.config.convert import load
 from border_cli.config.presets import conf_dir
+from border_cli.config.registry import require_package
 from border_cli.config.resolve import counts
 from border_cli.core.errors import ExitCode, Interrupted, UsageError, nearest
 from border_cli.core.format import counted
 from border_cli.display.output import output
 from border_cli.display.text import print_lines
 from border_cli.run.directory import SWEEP_FILE, Launch, create_sweep, locked, make_folder, shown, writing
-from border_cli.runtime.ray_cluster import import_ray
 from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.job_table import print_tuning_tables
 from border_cli.sweeps.jobs import Job, Sweep, job_argv, newest_sweep
@@ -107,7 +107,7 @@ def _check_launcher(launcher: str, sweeper: str, samples: Sequence[Composed]) ->
             allowed=OWN_LAUNCHERS,
         )
     if launcher == "border_ray":
-        import_ray("hydra/launcher=border_ray")
+        require_package("ray", "hydra/launcher=border_ray", "ray")
         for sample in samples:
             ray_settings(sample)
 

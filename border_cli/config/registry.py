@@ -67,7 +67,7 @@ BUFFERS: dict[str, Entry] = {
 ENVS: dict[str, Entry] = {name: Entry(schema.EnvConfig) for name in ("gym", "simulator")}
 ACTOR_MANAGERS: dict[str, Entry] = {
     "process": Entry(schema.ActorManagerConfig, "border_cli.actors.lockstep:make_manager"),
-    "ray": Entry(schema.RayConfig, "border_cli.actors.ray_actors:make_manager"),
+    "ray": Entry(schema.RayConfig, "border_cli.actors.lockstep:make_manager"),
 }
 TABLES: dict[str, dict[str, Entry]] = {
     "agent": AGENTS,

@@ -37,34 +37,6 @@ class Env(Protocol):
         """Release what the environments hold."""
 
 
-class StepProcessor(Protocol):
-    """Turns env steps into items.
-
-    needs_extras: whether steps must come with what the policy adds to them (`Step.extras`) · n_rows: rows not taken yet.
-    """
-
-    needs_extras: bool
-    n_rows: int
-
-    def add(self, step: Step) -> None:
-        """Add an env step. The stream of a dropped env step is cut."""
-
-    def cut(self, env_ix: int) -> None:
-        """End a broken stream at its last known observation: its rows so far count as truncated."""
-
-    def take(self, into: Items | None = None) -> Items:
-        """Move rows, each environment's in stream order, into the arrays `into`, which they must fill.
-
-        Without `into`, all of them are moved into new arrays.
-        """
-
-    def state(self) -> State:
-        """What the streams carry."""
-
-    def load_state(self, state: State) -> None:
-        """Load a saved state. Raises ValueError if it does not fit."""
-
-
 class ActingPolicy(Protocol):
     """Chooses actions, in an actor or an evaluation, with a model that can be replaced.
 

@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from border_cli.config.registry import require_package
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import UsageError
 
 
-@contextmanager
-def _needing(what: str) -> Iterator[None]:
-    """Raise UsageError if a package that is imported inside is not installed. what: the first line of the message."""
-    try:
-        yield
-    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as e:
-        raise UsageError(f"{what}\ninstall it with: pip install 'border-cli[atari]'") from e
-
-
 def register(env_id: str) -> None:
     """Register the environments of ALE. Raises UsageError where it is not installed."""
-    with _needing(f"env.id: {env_id!r} needs a package that is not installed"):
-        import ale_py
+    require_package("ale_py", f"env.id={env_id}", "atari")
+    import ale_py
+
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no greeting on the terminal
     gymnasium.register_envs(ale_py)  # importing it may have done that already
     # At exit ALE reports every game that is not collected yet.
@@ -47,10 +38,10 @@ def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
             f"env.preprocess=atari: {config.name} is no Atari game",
             allowed="ids such as ALE/Pong-v5, or preprocess=none",
         )
-    with _needing("env.preprocess=atari needs opencv"):
-        return gymnasium.wrappers.AtariPreprocessing(
-            env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
-        )
+    require_package("cv2", "env.preprocess=atari", "atari")
+    return gymnasium.wrappers.AtariPreprocessing(
+        env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
+    )
 
 
 class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked

@@ -45,8 +45,6 @@ class TensorBoardRecorder(FileRecorder):
         typed: the values that the commands of the run named, by key, for the HParams tab.
     """
 
-    option = "tensorboard"
-
     def __init__(self, folder: Path, purge_step: int = 0, typed: Mapping[str, str] | None = None) -> None:
         # TensorBoard reads the files of a folder in the order of their names, and a run may be resumed within a second.
         stamps = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]

@@ -23,8 +23,15 @@ from border_cli.core.types import Batch, Column, Items, SequenceShape, obs_colum
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.goals import Hindsight, Outcome
 from border_cli.replay.samplers import PrioritizedSampler, ReplaySampler, UniformSampler
-from border_cli.replay.storage import MakeRows, PackedRows, Rows, Stacks, row_layout
-from border_cli.replay.streams import Streams, page_size, pages_for
+from border_cli.replay.streams import (
+    MakeRows,
+    PackedRows,
+    Stacks,
+    Streams,
+    page_size,
+    pages_for,
+    row_layout,
+)
 from border_cli.runtime.seeding import REPLAY, generator, restore
 
 _BESIDE = (
@@ -143,9 +150,9 @@ class PackedBatch(Batch):
     stacks: frames of the packed rows, by stacked leaf.
     """
 
-    packed: Rows = field(repr=False)
-    numbers: Rows = field(repr=False)
-    stacks: dict[str, Rows] = field(repr=False, default_factory=dict)
+    packed: PackedRows = field(repr=False)
+    numbers: PackedRows = field(repr=False)
+    stacks: dict[str, PackedRows] = field(repr=False, default_factory=dict)
 
 
 class RowReplayBuffer:
@@ -200,7 +207,7 @@ class RowReplayBuffer:
         self._streams = Streams(n_pages, page)
         n_slots = n_pages * page
         self._data = self._make_rows(self._packed, n_slots)
-        self._stacks = Stacks(self._stacked, n_slots, self._make_rows) if self._stacked else None
+        self._stacks = Stacks(self._stacked, n_slots, self._make_rows)
         # Each array has a page more, for the slots of "none".
         self._beside = {c.name: np.zeros(n_slots + page, c.dtype) for c in _BESIDE}
         self._transitions = np.zeros(n_slots, _TRANSITION)
@@ -238,8 +245,7 @@ class RowReplayBuffer:
         if where is None:
             where = self._place(actor, env)
         self._data.write(where, items)
-        if self._stacks is not None:
-            self._stacks.write(where, items)
+        self._stacks.write(where, items)
         for name, column in self._beside.items():
             column[where] = items[name]
         self._complete(np.arange(where.start, where.stop) if isinstance(where, slice) else where)
@@ -383,7 +389,7 @@ class RowReplayBuffer:
     def _take(self, slots: Array, batch: PackedBatch) -> None:
         """Copy the packed columns of these slots, and stacks of their frames."""
         self._data.take(slots, batch.packed)
-        if self._stacks is not None:
+        if self._depth:
             self._stacks.take(self._frames_of(slots), batch.stacks)
 
     @property
@@ -412,10 +418,10 @@ class RowReplayBuffer:
             stacks=stacks,
         )
 
-    def _empty_rows(self, n: int) -> tuple[Obs, Rows, dict[str, Rows]]:
+    def _empty_rows(self, n: int) -> tuple[Obs, PackedRows, dict[str, PackedRows]]:
         """Memory of a batch for n rows: (n, ...) observations, which are views of the packed columns and the stacks."""
         packed = self._make_rows(self._packed, n)
-        stacks, stacked = ({}, {}) if self._stacks is None else self._stacks.empty(n)
+        stacks, stacked = self._stacks.empty(n)
         return {name: packed.columns[name] for name in self._plain_obs} | stacked, packed, stacks
 
     def update_priority(self, ix: Array, td_error: Array) -> None:
@@ -475,8 +481,7 @@ class RowReplayBuffer:
             arrays, slots = block.arrays(), np.arange(first * page, last * page)
             check_like(State(arrays), State(self._read_pages(first, last)), "the replay")
             self._data.write(slots, arrays)
-            if self._stacks is not None:
-                self._stacks.write(slots, arrays)
+            self._stacks.write(slots, arrays)
             for name, column in self._beside.items():
                 column[slots] = arrays[name]
         slots = np.arange(self._n_used)
@@ -496,8 +501,7 @@ class RowReplayBuffer:
         """The rows of these pages, by column; zeros where there is no row."""
         slots = np.arange(first * self._streams.page, last * self._streams.page)
         rows = self._data.read(slots) | {name: column[slots] for name, column in self._beside.items()}
-        if self._stacks is not None:
-            rows |= self._stacks.read(slots)
+        rows |= self._stacks.read(slots)
         is_empty = ~self._streams.holds(slots)
         for column in rows.values():
             column[is_empty] = 0

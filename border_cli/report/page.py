@@ -43,8 +43,7 @@ class Report:
         self.groups = groups
         self.metric = metric
         self.lines = [stats.line(group) for group in groups]
-        self.scores = stats.last_scores(groups)
-        self.improvements = stats.improvements(self.scores)
+        self.improvements = stats.improvements(groups)
 
 
 def table(lines: Sequence[stats.Line]) -> list[list[str]]:

@@ -138,20 +138,6 @@ def line(group: Group) -> Line:
     )
 
 
-Scores = dict[str, dict[str, Array]]
-"""By algorithm, then by environment: the scores of its runs."""
-
-
-def last_scores(groups: Sequence[Group]) -> Scores:
-    """The scores of the last models of those runs that have one."""
-    scores: Scores = {}
-    for group in groups:
-        means = [mean_score(run.summary, "last_score") for run in group.runs]
-        if known := [mean for mean in means if mean is not None]:
-            scores.setdefault(group.algorithm, {})[group.env] = np.array(known, np.float64)
-    return scores
-
-
 def probability_of_improvement(x: Sequence[Array], y: Sequence[Array]) -> Interval:
     """P(X > Y): how likely a run of X has a higher score than one of Y, mean over environments, ties counting half.
 
@@ -184,9 +170,13 @@ class Improvement:
     envs: Sequence[str]
 
 
-def improvements(scores: Scores) -> list[Improvement]:
+def improvements(groups: Sequence[Group]) -> list[Improvement]:
     """Each pair of algorithms with `LEAST` runs each in the same environments, the more often higher one first."""
-    pairs = []
+    pairs, scores = [], dict[str, dict[str, Array]]()  # by algorithm and environment, of the last models
+    for group in groups:
+        means = [mean_score(run.summary, "last_score") for run in group.runs]
+        if known := [mean for mean in means if mean is not None]:
+            scores.setdefault(group.algorithm, {})[group.env] = np.array(known, np.float64)
     for x, y in itertools.combinations(scores, 2):
         envs = [env for env in scores[x] if env in scores[y]]
         envs = [env for env in envs if min(len(scores[x][env]), len(scores[y][env])) >= LEAST]

@@ -159,7 +159,7 @@ def _prepare_opt_steps(setup: RunSetup, agent: Agent, telemetry: Telemetry) -> N
     if how != "false":
         left = time_left if how == "auto" else None
         waits = resolve.is_reproducible(c)
-        compiler = GraphCompiler(agent, c.agent, c.plugins, setup.spec, waits, stop, note, compiling, left)
+        compiler = GraphCompiler(agent, c.plugins, waits, stop, note, compiling, left)
         agent.compiling = compiler.poll
         setup.closing.append(compiler.close)
     if resolve.may_switch(c) and (how == "auto" or c.threads is None):

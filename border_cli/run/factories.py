@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from border_cli.actors.sampler import RowProcessor
 from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
-from border_cli.actors.step_processor import RowProcessor
 from border_cli.config import resolve
 from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
@@ -19,7 +19,7 @@ from border_cli.config.resolve import envs_per_actor, n_actors, streams
 from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
-from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer, StepProcessor
+from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import Column, ModelInfo, SequenceShape, item_columns
 from border_cli.envs.atari import NativeGame
@@ -107,10 +107,10 @@ def actor_policy(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> Actin
     return policy
 
 
-def actor_processor(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> StepProcessor:
+def actor_processor(actor_id: ActorId, spec: EnvSpec, config: TrainConfig) -> RowProcessor:
     """The step processor of one actor: the configured one, or border-cli's own."""
     if config.step_processor is not None:
-        make: Callable[..., StepProcessor] = import_path(config.step_processor, "step_processor")
+        make: Callable[..., RowProcessor] = import_path(config.step_processor, "step_processor")
         return make(spec, actor_id.n_envs, config)
     return RowProcessor(spec, actor_id.n_envs, extra_columns(config, spec), len(config.env.info_keys))
 

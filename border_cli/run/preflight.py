@@ -124,12 +124,12 @@ def _check_imports(config: TrainConfig) -> None:
 
 def _check_effects(config: TrainConfig, overrides: Collection[str], spec: EnvSpec) -> None:
     """Raise UsageError for a typed key of the network that has no effect on these observations."""
-    from border_cli.agents.nets import has_images, is_normalizable  # torch is imported by now
+    from border_cli.agents.nets import is_image, is_normalizable  # torch is imported by now
 
     for key in (f"agent.{name}" for name in ("channels", "kernels", "strides", "encoder", "spectral_norm")):
         if (
             key in overrides
-            and not has_images(spec.inputs)
+            and not any(map(is_image, spec.inputs.leaves))
             and ":" not in str(getattr(config.agent, "encoder", ""))
         ):
             raise UsageError(

@@ -175,7 +175,7 @@ class Learner:
         c, agent = self._config, self._agent
         if c.device != "cpu" or not isinstance(agent, NetworkAgent) or not isinstance(c.agent, NetworkConfig):
             return {}
-        compiler = GraphCompiler(agent, c.agent, c.plugins, self._spec, True, self._stop)
+        compiler = GraphCompiler(agent, c.plugins, True, self._stop)
         agent.compiling = compiler.use_cached if only_cached else compiler.poll
         try:
             with closing(compiler):

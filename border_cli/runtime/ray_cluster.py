@@ -18,17 +18,6 @@ _OBJECT_STORE_BYTES = 512 << 20
 """Of a cluster that a run starts for itself: some versions of a model, and chunks on their way."""
 
 
-def import_ray(wanted_by: str) -> Any:
-    """The package. wanted_by: for the message. Raises UsageError where it is not installed."""
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as e:
-        raise UsageError(
-            f"{wanted_by} needs the package ray, which is not installed",
-            allowed="pip install 'border-cli[ray]'",
-        ) from e
-
-
 class Cluster:
     """The connection to a cluster, or a cluster of this command's own.
 
@@ -42,7 +31,7 @@ class Cluster:
     """
 
     def __init__(self, key: str, address: str, cpus: int) -> None:
-        self.ray = import_ray(f"{key}={address}")
+        self.ray: Any = importlib.import_module("ray")
         self._ours = not self.ray.is_initialized()
         if not self._ours:  # the program that uses us has connected already
             return

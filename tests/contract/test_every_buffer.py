@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor
 from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.state import Block, State
 from border_cli.core.types import Batch, SequenceShape, Step, concat_items

@@ -20,8 +20,8 @@ import gymnasium
 import numpy as np
 
 from border_cli.actors.manager import ActorManager
+from border_cli.actors.sampler import RowProcessor
 from border_cli.actors.spec import ActorId, ActorSpec
-from border_cli.actors.step_processor import RowProcessor
 from border_cli.config.schema import ActorManagerConfig, EnvConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.spaces import EnvSpec

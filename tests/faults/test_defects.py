@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from border_cli.actors.manager import ActorManager
-from border_cli.actors.process import ActorHandle
+from border_cli.actors.manager import ActorHandle, ActorManager
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.algorithm import Algorithm
 from border_cli.cli.train import main

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from border_cli.actors.manager import ActorManager
-from border_cli.actors.process import ActorHandle
+from border_cli.actors.manager import ActorHandle, ActorManager
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ActorLostError
 from border_cli.core.types import Chunk

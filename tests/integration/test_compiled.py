@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.compiler import (
     COMPILING_PAYS_S,
@@ -74,8 +74,7 @@ def compiled_learner(
 ) -> tuple[NetworkAgent, GraphCompiler]:
     settings = {"compile": compiled, **SETTINGS.get(agent, {}), **settings}
     learner = make_learner(agent, **settings)
-    config = config_of(agent, **settings)
-    compiler = GraphCompiler(learner, config, plugins, spec_of(agent), waits, StopFlag())
+    compiler = GraphCompiler(learner, plugins, waits, StopFlag())
     learner.compiling = compiler.poll
     return learner, compiler
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from border_cli import load
-from border_cli.actors.sampler import Sampler
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor, Sampler
 from border_cli.config.schema import EnvConfig
 from border_cli.core.types import concat_items
 from border_cli.envs.group import GymEnv

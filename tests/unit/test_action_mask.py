@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from border_cli import load
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor
 from border_cli.agents.dqn.agent import make_agent
 from border_cli.agents.dqn.config import DqnConfig, RainbowConfig
 from border_cli.config.schema import BufferConfig, EnvConfig

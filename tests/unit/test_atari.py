@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 
+from border_cli.actors.sampler import RowProcessor
 from border_cli.actors.spec import ActorId
-from border_cli.actors.step_processor import RowProcessor
 from border_cli.config.resolve import steps_natively
 from border_cli.config.schema import (
     ActorManagerConfig,

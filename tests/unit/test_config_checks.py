@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from border_cli.actors.sampler import Sampler
+from border_cli.actors.sampler import RowProcessor, Sampler
 from border_cli.actors.spec import ActorId
-from border_cli.actors.step_processor import RowProcessor
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.config import resolve
 from border_cli.config.convert import dotted, to_config, to_plain

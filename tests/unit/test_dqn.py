@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.dqn.agent import (
     NO_STEP_NOISE,

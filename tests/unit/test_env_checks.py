@@ -14,8 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from border_cli.actors.sampler import Sampler
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor, Sampler
 from border_cli.agents.dqn.heads import ScalarHead
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, UsageError

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from border_cli.actors.sampler import Sampler
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor, Sampler
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, IncompatibleStateError, Interrupted, UsageError
 from border_cli.core.state import State

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor
 from border_cli.agents.flashsac.agent import RETURN, Memory, extra_columns, make_agent, reward_scale
 from border_cli.agents.flashsac.config import FlashsacConfig
 from border_cli.agents.params import TensorBatch

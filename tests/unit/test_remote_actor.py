@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -227,7 +228,7 @@ def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
         )
 
     ray = SimpleNamespace(is_initialized=lambda: False, init=init)
-    monkeypatch.setattr(ray_cluster, "import_ray", lambda _: ray)
+    monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(
         UsageError, match="no Ray cluster is reachable: Could not find any running Ray"
     ) as error:

@@ -24,7 +24,6 @@ from border_cli.report.stats import (
     bootstrap,
     improvements,
     interquartile_mean,
-    last_scores,
     line,
     probability_of_improvement,
 )
@@ -371,7 +370,7 @@ def test_fewer_than_three_runs_have_neither_interval_nor_probability(tmp_path: P
         for seed in range(seeds):
             write_run(tmp_path / f"{lr}-{seed}", [(10, 1.0, lr * 1e4 + seed)], lr=lr, seed=seed)
     groups = groups_in(tmp_path)
-    (pair,) = improvements(last_scores(groups))
+    (pair,) = improvements(groups)
     assert pair.x == "dqn agent.lr=0.001" and pair.y == "dqn agent.lr=0.0005"
     assert pair.probability.value == 1.0
     of_two = next(row for row in map(line, groups) if row.runs == 2)

@@ -23,7 +23,7 @@ from border_cli.envs.simulator import Simulator, SimulatorEpisodes
 from border_cli.replay.buffer import Returns, RowReplayBuffer
 from border_cli.replay.device import DeviceRows
 from border_cli.replay.samplers import UniformSampler
-from border_cli.replay.storage import PackedRows
+from border_cli.replay.streams import PackedRows
 from border_cli.training.evaluators import EpisodeRunner
 from tests.kinds import AGENTS as OUR_AGENTS
 from tests.learners import make_learner, observations

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor
 from border_cli.config.schema import BufferConfig
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.types import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from border_cli.actors.process import ActorHandle
+from border_cli.actors.manager import ActorHandle
 from border_cli.actors.spec import StatusBlock
 from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.types import Chunk, empty_items

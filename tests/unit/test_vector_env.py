@@ -12,8 +12,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import NormalizeObservation
 
-from border_cli.actors.sampler import Sampler
-from border_cli.actors.step_processor import RowProcessor
+from border_cli.actors.sampler import RowProcessor, Sampler
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, UsageError
 from border_cli.core.spaces import Array, Obs

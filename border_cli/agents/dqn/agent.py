@@ -19,12 +19,11 @@ from torch import Tensor
 
 from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Algorithm, Learned, Networks
-from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
+from border_cli.agents.branches import ArrayMask, by_branch, check_discrete, mask_actions, mean_of_branches
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead, make_head
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.memory import at_next, mean_of_rows, memory_columns, sequence_errors
-from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.core.errors import UsageError
@@ -81,7 +80,7 @@ class DqnPolicy(NetworkPolicy):
         )
         if self.config.epsilon_ladder is not None and n_actors > 1:
             self._power += self.config.epsilon_ladder * actor / (n_actors - 1)
-        self._noise_size = cast(QNetwork, self.network).noise_size
+        self._noise_size = self.network.noise_size
         self._masked = ArrayMask(spec.action, self._mask)
         self._shape, self._n, self._d = self._masked.shape, spec.action.n, len(spec.action.branches)
 
@@ -104,28 +103,17 @@ class DqnPolicy(NetworkPolicy):
         if self._memory is not None and env_ix is not None:
             self._memory.select(env_ix)
         outputs: Array
-        state, after = None if self._memory is None else self._memory.before, None
-        if self._arrays is not None:
-            normal = None if noise.normal is None else noise.normal.numpy()
-            with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                outputs, _, after = self._arrays(obs, normal, state)
+        if self._arrays is None:
+            outputs = self._by_tensors(obs, noise).cpu().numpy()
         else:
-            network, tensors = cast(QNetwork, self.network), to_tensors(obs, self.params.device)
-            with torch.inference_mode():
-                if state is None:
-                    outputs, after = network(tensors, noise).cpu().numpy(), None
-                else:
-                    before = torch.from_numpy(state).to(self.params.device)
-                    outputs, after = (part.cpu().numpy() for part in network.remember(tensors, before, noise))
-        if self._memory is not None and after is not None:
-            self._memory.after = after
+            normal = None if noise.normal is None else noise.normal.numpy()
+            outputs, _ = self._by_arrays(self._arrays, obs, normal)
         return outputs.reshape(-1, self._n, outputs.shape[-1]) if self._shape else outputs
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B,) int64, the best allowed action, (B, *shape) for several at once; without noise in the network."""
-        network = cast(QNetwork, self.network)
-        outputs, after = (network(obs), None) if state is None else network.remember(obs, state)
-        values = mask_actions(self.head.values(outputs), obs, self._mask, network.branches)
+        outputs, after = (self.network(obs), None) if state is None else self.network.remember(obs, state)
+        values = mask_actions(self.head.values(outputs), obs, self._mask, self.network.branches)
         return values.argmax(1).reshape(-1, *self._shape), after
 
     def action_quantiles(self, obs: Obs, env_ix: Sequence[int] | None = None) -> Array:
@@ -152,9 +140,8 @@ class DqnPolicy(NetworkPolicy):
         device, noise = self.params.device, NO_NOISE
         if self._noise_size:
             noise = Noise(normal=_normal(self._rng, self._noise_size, device))
-        network = cast(QNetwork, self.network)
-        values = self.head.values(network(obs, noise))
-        values = mask_actions(values, obs, self._mask, network.branches)
+        values = self.head.values(self.network(obs, noise))
+        values = mask_actions(values, obs, self._mask, self.network.branches)
         best, epsilon = values.argmax(1), self._epsilon(env_steps)
         if epsilon == 0.0:
             return best.reshape(-1, *self._shape)
@@ -235,7 +222,6 @@ class DqnAlgorithm(Algorithm):
     def learn(
         self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: StepNoise, variant: int
     ) -> Learned:
-        """See `Algorithm.learn`."""
         config, head, d = self.config, self.head, len(self._branches)
         batch = by_branch(batch, d)
         if config.gru is None:
@@ -369,13 +355,7 @@ def check_spec(config: DqnConfig, spec: EnvSpec) -> None:
         raise UsageError(
             "agent.gru is not for several discrete actions at once", allowed="env.wrappers=[FlattenActions]"
         )
-    if spec.action.kind == "box":
-        n = math.prod(spec.action.shape)
-        raise UsageError(
-            f"agent={config.type} chooses among discrete actions, and this environment takes {n} number{'s' * (n != 1)}",
-            nearest="agent=sac",
-            allowed="agent=sac, td3 or tqc, or an environment with a Discrete action space",
-        )
+    check_discrete(config, spec)
 
 
 FAMILY = Family(check_spec, DqnPolicy, DqnAlgorithm, QNetwork, acting="online")

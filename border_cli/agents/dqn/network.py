@@ -139,7 +139,6 @@ class QNetwork(nn.Module):
         return out if d == 1 else out.reshape(-1, max(self.branches), out.shape[-1])
 
     def described(self) -> dict[str, Any]:
-        """See `numpy_policy.Network`."""
         memory = [] if self.gru is None else layer_list(self, [self.gru])
         description = {
             "encoder": self.encoder.described(),

@@ -20,29 +20,18 @@ from torch import Tensor, nn
 from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alpha
 from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Learned, Networks
-from border_cli.agents.branches import ArrayMask, by_branch, mask_actions, mean_of_branches
+from border_cli.agents.branches import ArrayMask, by_branch, check_discrete, mask_actions, mean_of_branches
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.memory import mean_of_rows
-from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list, to_tensors
+from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list
 from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.sac.network import StackedLinear, hidden_layers
-from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.runtime.tensors import to_device
 
 _FORBIDDEN = -1e9
 """Logit of a forbidden action: its probability is 0, and p·log p stays finite, also where all actions are forbidden."""
-
-
-def check_spec(config: DsacConfig, spec: EnvSpec) -> None:
-    """Raise UsageError unless the actions are discrete."""
-    if spec.action.kind == "box":
-        raise UsageError(
-            f"agent={config.type} chooses among discrete actions, and this environment takes numbers",
-            nearest="agent=sac",
-            allowed="agent=sac, td3, tqc or crossq, or an environment with Discrete or MultiDiscrete actions",
-        )
 
 
 class DsacNetwork(nn.Module):
@@ -63,7 +52,6 @@ class DsacNetwork(nn.Module):
         return in_float32(self.out, hidden_layers(self.encoder(obs), self.layers)).view(-1, self._n)
 
     def described(self) -> dict[str, Any]:
-        """See `numpy_policy.Network`."""
         layers = layer_list(self, self.layers, relu_at_end=True)
         return {"encoder": self.encoder.described(), "layers": layers, "out": layer_list(self, [self.out])}
 
@@ -105,12 +93,10 @@ class DsacPolicy(NetworkPolicy):
 
     def logits(self, obs: Obs) -> Array:
         """(B·D, n), -inf for forbidden actions."""
-        if self._arrays is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                logits = self._arrays(obs)[0].reshape(-1, self._n)
+        if self._arrays is None:
+            logits = self._by_tensors(obs).cpu().numpy()
         else:
-            with torch.inference_mode():
-                logits = self.network(to_tensors(obs, self.params.device)).cpu().numpy()
+            logits = self._by_arrays(self._arrays, obs)[0].reshape(-1, self._n)
         return self._masked(logits, obs)
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, None]:
@@ -151,7 +137,6 @@ class DsacAlgorithm(ActorCriticAlgorithm):
     def learn(
         self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: Any, variant: int
     ) -> Learned:
-        """See `Algorithm.learn`."""
         branches, alpha = self.spec.action.branches, self.entropy_coef(networks)
         d = len(branches)
         batch = by_branch(batch, d)
@@ -192,5 +177,8 @@ class DsacAlgorithm(ActorCriticAlgorithm):
         return batch.reward + batch.discount * torch.where(batch.terminated, 0.0, value)
 
 
-FAMILY = Family(check_spec, DsacPolicy, DsacAlgorithm, DsacNetwork, partial(critics_and_alpha, DsacCritics))
+FAMILY = Family(
+    check_discrete, DsacPolicy, DsacAlgorithm, DsacNetwork, partial(critics_and_alpha, DsacCritics)
+)
+check_spec = check_discrete
 make_policy, make_agent, agent_bytes = FAMILY.make_policy, FAMILY.make_agent, FAMILY.agent_bytes

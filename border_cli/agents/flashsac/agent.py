@@ -161,7 +161,6 @@ class FlashsacNetwork(nn.Module):
         return ActionParameters(mean, (low + (high - low) * 0.5 * (1.0 + torch.tanh(x))).exp(), out)
 
     def described(self) -> dict[str, Any]:
-        """See `numpy_policy.Network`."""
         trunk = self.trunk
         layers = layer_list(self, [trunk.norms[0], trunk.embedding])
         for block in cast(Sequence[Block], trunk.blocks):

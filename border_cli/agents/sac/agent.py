@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Learned, Networks, td_target
 from border_cli.agents.batch_renorm import BatchStats
 from border_cli.agents.memory import STATE, at_next, mean_of_rows, memory_columns, sequence_errors
-from border_cli.agents.nets import to_tensors
 from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.quantiles import midpoints, quantile_huber
@@ -104,30 +103,15 @@ class SacPolicy(NetworkPolicy):
         self._shape, self._bijector, self._size = spec.action.shape, bijector, bijector.size
         self._middle, self._half_range = bijector.arrays
         self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
-        self._noise: Any = self._make_noise(cast(PolicyNetwork, self.network))
+        self._noise: Any = self._make_noise(self.network)
+        if self._noise is not None:
+            self._kept["noise"] = self._noise
 
     def _make_noise(self, network: Any) -> Any:
         """What is kept of the exploration noise of each environment; None if each env step has noise of its own."""
         if self.config.exploration != "state_dependent":
             return None
         return StateDependentNoise(tuple(network.log_std.shape), self.config.noise_interval)
-
-    def begin_episode(self, env_ix: int) -> None:
-        super().begin_episode(env_ix)
-        if self._noise is not None:
-            self._noise.begin_episode(env_ix)
-
-    def generator_state(self) -> dict[str, Any]:
-        noise = {} if self._noise is None else {"noise": self._noise.state()}
-        return super().generator_state() | noise
-
-    def load_generator_state(self, state: dict[str, Any]) -> None:
-        if self._noise is not None:
-            kinds = dict.fromkeys(self.generator_state())
-            check_like(State({}, {"policy": state}), State({}, {"policy": kinds}), "the generators")
-            self._noise.load_state(state["noise"])
-            state = {name: value for name, value in state.items() if name != "noise"}
-        super().load_generator_state(state)
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         rows = len(next(iter(obs.values())))
@@ -139,7 +123,7 @@ class SacPolicy(NetworkPolicy):
             return self._inside(self._low * (1 - share) + self._high * share)
         if isinstance(self._noise, StateDependentNoise):
             matrices = self._noise.sample(env_ix or range(rows), self._rng)
-            weights = matrices * cast(PolicyNetwork, self.network).weight_std().detach().cpu().numpy()
+            weights = matrices * self.network.weight_std().detach().cpu().numpy()
             return self._squashed(mean + np.einsum("bf,bfd->bd", features, weights))
         normal = self._normal(env_ix or range(rows))
         if self.config.policy == "gaussian":
@@ -155,7 +139,7 @@ class SacPolicy(NetworkPolicy):
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
         """(B, *shape) float32."""
         device, size = self.params.device, (len(next(iter(obs.values()))), self._size)
-        network = cast(PolicyNetwork, self.network)
+        network = self.network
         if env_steps < self.config.random_env_steps:
             x = 2.0 * to_device(self._rng.random(size, np.float32), device) - 1.0
         elif isinstance(self._noise, StateDependentNoise):
@@ -176,32 +160,20 @@ class SacPolicy(NetworkPolicy):
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B, d) float32, the mean of the policy."""
-        if state is not None:
-            state = cast(PolicyNetwork, self.network).remember(obs, state)
-            obs = {STATE: state}
-        mean: Tensor = self.network(obs).mean
-        return self._bijector.squash(mean), state
+        of_action, after = (self.network(obs), None) if state is None else self.network.remember(obs, state)
+        return self._bijector.squash(of_action.mean), after
 
     def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters`, as arrays. A memory passes one time step."""
-        network = cast(PolicyNetwork, self.network)
         if self._arrays is not None:
-            state = None if self._memory is None else self._memory.before
             with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                out, features, after = self._arrays(obs, None, state)
-                if self._memory is not None:
-                    self._memory.after = after
-                return network.parameters_of_arrays(out, features)
-        with torch.inference_mode():
-            tensors = to_tensors(obs, self.params.device)
-            if self._memory is not None:
-                before = torch.from_numpy(self._memory.before).to(self.params.device)
-                after = network.remember(tensors, before)
-                self._memory.after = after.cpu().numpy()
-                tensors = {STATE: after}
-            parameters = network(tensors)
+                parameters: tuple[Array, Array, Array] = self.network.parameters_of_arrays(
+                    *self._by_arrays(self._arrays, obs)
+                )
+            return parameters
+        of_action = self._by_tensors(obs)
         mean, std, features = (
-            part.cpu().numpy() for part in (parameters.mean, parameters.std, parameters.features)
+            part.cpu().numpy() for part in (of_action.mean, of_action.std, of_action.features)
         )
         return mean, std, features
 

@@ -136,7 +136,6 @@ class PolicyNetwork(nn.Module):
         return ActionParameters(mean, log_std.clamp(*_LOG_STD_RANGE).exp(), x)
 
     def described(self) -> dict[str, Any]:
-        """See `numpy_policy.Network`."""
         layers = [] if self.gru is None else layer_list(self, [self.gru])
         # A norm before each layer, and one after the last
         pairs = itertools.zip_longest(self.norms, self.layers)
@@ -154,10 +153,10 @@ class PolicyNetwork(nn.Module):
         d = out.shape[1] // 2
         return out[:, :d], np.exp(out[:, d:].clip(*_LOG_STD_RANGE)), features
 
-    def remember(self, obs: dict[str, Tensor], state: Tensor) -> Tensor:
-        """{name: (B, ...)} and (B, units) → (B, units), the state of the memory after this time step."""
+    def remember(self, obs: dict[str, Tensor], state: Tensor) -> tuple[ActionParameters, Tensor]:
+        """One time step with a memory: {name: (B, ...)} and (B, units) → the distribution, and (B, units) after it."""
         after: Tensor = cast(Gru, self.gru)(self.encoder(obs).unsqueeze(1), state)[1]
-        return after
+        return self({STATE: after}), after
 
     def states(self, sequences: TensorBatch) -> Tensor:
         """(B, T + n, units) states of the memory."""
