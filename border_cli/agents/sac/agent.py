@@ -139,15 +139,16 @@ class SacPolicy(NetworkPolicy):
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
         """(B, *shape) float32."""
         device, size = self.params.device, (len(next(iter(obs.values()))), self._size)
-        network = self.network
         if env_steps < self.config.random_env_steps:
             x = 2.0 * to_device(self._rng.random(size, np.float32), device) - 1.0
         elif isinstance(self._noise, StateDependentNoise):
-            of_action = network(obs)
-            weights = to_device(self._noise.sample(range(size[0]), self._rng), device) * network.weight_std()
+            of_action = self.network(obs)
+            weights = (
+                to_device(self._noise.sample(range(size[0]), self._rng), device) * self.network.weight_std()
+            )
             x = torch.tanh(of_action.mean + torch.einsum("bf,bfd->bd", of_action.features, weights))
         else:
-            of_action, normal = network(obs), to_device(self._normal(range(size[0])), device)
+            of_action, normal = self.network(obs), to_device(self._normal(range(size[0])), device)
             if self.config.policy == "gaussian":
                 x = torch.tanh(of_action.mean + of_action.std * normal)
             else:
@@ -166,11 +167,10 @@ class SacPolicy(NetworkPolicy):
     def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters`, as arrays. A memory passes one time step."""
         if self._arrays is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                parameters: tuple[Array, Array, Array] = self.network.parameters_of_arrays(
-                    *self._by_arrays(self._arrays, obs)
-                )
-            return parameters
+            parts: tuple[Array, Array, Array] = self.network.parameters_of_arrays(
+                *self._by_arrays(self._arrays, obs)
+            )
+            return parts
         of_action = self._by_tensors(obs)
         mean, std, features = (
             part.cpu().numpy() for part in (of_action.mean, of_action.std, of_action.features)

@@ -146,7 +146,8 @@ class PolicyNetwork(nn.Module):
     def parameters_of_arrays(self, out: Array, features: Array) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters` as arrays, from the outputs of the network as numpy computes it."""
         if self.is_state_dependent:
-            variance = np.square(features) @ np.square(self.weight_std().detach().numpy())
+            with np.errstate(over="ignore", invalid="ignore"):  # as torch
+                variance = np.square(features) @ np.square(self.weight_std().detach().numpy())
             return np.clip(out, *MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), features
         if self.kind == "deterministic":
             return out, np.ones_like(out), features
