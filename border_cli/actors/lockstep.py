@@ -40,14 +40,15 @@ def make_manager(
     should_stop: StopCheck,
     on_exception: Callable[[ActorLostError], None],
 ) -> ExperienceSource:
-    """The source for `actor_manager.type` process and ray. Raises UsageError if no cluster is reachable."""
-    link = Link()
+    """The source of experience for `actor_manager.type=process` and `ray`. Raises UsageError if no cluster is reachable."""
+    if spec.rounds is not None:  # a lost actor ends the run: its round can never be complete
+        config = replace(config, restarts=0, min_actors=n_actors)
     if isinstance(config, RayConfig):
         from border_cli.actors.ray_actors import RayLink
 
-        link = RayLink(config, n_actors)
-    if spec.rounds is not None:  # a lost actor ends the run: its round can never be complete
-        config = replace(config, restarts=0, min_actors=n_actors)
+        link: Link = RayLink(config, n_actors)
+    else:
+        link = Link()
     manager = ActorManager(spec, columns, n_actors, config, should_stop, on_exception, link)
     return manager if spec.rounds is None else LockstepSource(manager)
 

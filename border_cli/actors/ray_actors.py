@@ -169,6 +169,7 @@ class RayChild:
     Only one call is open at a time. The next one follows when there is something to tell, or after a pause.
     """
 
+    pid = None
     descriptors = ()
     start_error: ResourceError | None = None
     last_output = ""

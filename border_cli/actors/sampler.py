@@ -1,4 +1,4 @@
-"""One env step for some environments of an actor: act, step, process, reset what ended.
+"""One env step for some environments of an actor: act, step, make rows, reset what ended.
 
 Actor processes use it, and `InThreadSource`, which is the one actor of the synchronous trainer.
 """
@@ -246,10 +246,12 @@ class RowProcessor:
             rows[env_ix] = 0
 
     def state(self) -> State:
+        """What the streams carry from one env step to the next."""
         newest = {f"newest/{name}": rows.copy() for name, rows in self._newest.items()}
         return State(newest | {"length": self._length.copy(), "return": self._return.copy()})
 
     def load_state(self, state: State) -> None:
+        """Load a saved state. Raises ValueError if it does not fit."""
         check_like(state, self.state(), "the step processor")
         for name, rows in self._newest.items():
             rows[...] = state.arrays[f"newest/{name}"]

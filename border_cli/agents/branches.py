@@ -25,7 +25,7 @@ def check_discrete(config: NetworkConfig, spec: EnvSpec) -> None:
         raise UsageError(
             f"agent={config.type} chooses among discrete actions, and this environment takes numbers",
             nearest="agent=sac",
-            allowed="agent=sac, td3, tqc or crossq, or an environment with Discrete or MultiDiscrete actions",
+            allowed="agent=sac, td3, tqc or crossq, or an environment with discrete actions",
         )
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from border_cli.agents.memory import STATE, SavedMemory
 from border_cli.agents.nets import numpy_network, to_tensors
-from border_cli.agents.numpy_policy import Network
 from border_cli.agents.params import FlatParams
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
@@ -30,7 +29,7 @@ class NetworkPolicy(ABC):
             generator, which depends on the seed alone and restarts with each `eval`.
         shared: whether an algorithm changes the parameters too. Otherwise only `sync_model` does.
 
-    seen: the spec without the parts of the observation that only critics see.
+    network: the network that it acts with · seen: the spec without the parts of the observation that only critics see.
     """
 
     def __init__(
@@ -61,7 +60,8 @@ class NetworkPolicy(ABC):
         self._exploring = True
         units = getattr(config, "gru", None)
         self._memory = None if units is None else SavedMemory(units)
-        self._kept: dict[str, Any] = {} if units is None else {"memory": self._memory}  # of each environment
+        self._kept: dict[str, Any] = {} if units is None else {"memory": self._memory}
+        """What is kept of each environment, saved with the generators."""
         self._prepare(spec, actor, n_actors)
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:  # noqa: B027
@@ -83,11 +83,12 @@ class NetworkPolicy(ABC):
     def _exploit(self, obs: Obs) -> Array:
         """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
 
-    def _by_arrays(self, arrays: Network, obs: Obs, noise: Array | None = None) -> tuple[Array, Array]:
+    def _by_arrays(self, obs: Obs, noise: Array | None = None) -> tuple[Array, Array]:
         """Outputs and features of the network as numpy computes it. A memory passes one time step."""
+        assert self._arrays is not None
         before = None if self._memory is None else self._memory.before
         with np.errstate(over="ignore", invalid="ignore"):  # as torch
-            outputs, features, after = arrays(obs, noise, before)
+            outputs, features, after = self._arrays(obs, noise, before)
         if self._memory is not None:
             self._memory.after = after
         return outputs, features

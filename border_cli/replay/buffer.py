@@ -26,6 +26,7 @@ from border_cli.replay.samplers import PrioritizedSampler, ReplaySampler, Unifor
 from border_cli.replay.streams import (
     MakeRows,
     PackedRows,
+    Rows,
     Stacks,
     Streams,
     page_size,
@@ -150,9 +151,9 @@ class PackedBatch(Batch):
     stacks: frames of the packed rows, by stacked leaf.
     """
 
-    packed: PackedRows = field(repr=False)
-    numbers: PackedRows = field(repr=False)
-    stacks: dict[str, PackedRows] = field(repr=False, default_factory=dict)
+    packed: Rows = field(repr=False)
+    numbers: Rows = field(repr=False)
+    stacks: dict[str, Rows] = field(repr=False, default_factory=dict)
 
 
 class RowReplayBuffer:
@@ -418,7 +419,7 @@ class RowReplayBuffer:
             stacks=stacks,
         )
 
-    def _empty_rows(self, n: int) -> tuple[Obs, PackedRows, dict[str, PackedRows]]:
+    def _empty_rows(self, n: int) -> tuple[Obs, Rows, dict[str, Rows]]:
         """Memory of a batch for n rows: (n, ...) observations, which are views of the packed columns and the stacks."""
         packed = self._make_rows(self._packed, n)
         stacks, stacked = self._stacks.empty(n)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from border_cli.core.spaces import Array
 from border_cli.core.types import Column, Items
-from border_cli.replay.streams import PackedRows, row_layout
+from border_cli.replay.streams import row_layout
 from border_cli.runtime.tensors import to_device
 
 
-class DeviceRows(PackedRows):
-    """The same bytes per row on a device.
+class DeviceRows:
+    """As `PackedRows`, with the same bytes per row, on a device.
 
     Rows are written by one copy for all columns, and a batch is gathered there by one operation. columns: name → (n, ...)
     tensor, a strided view of the rows.
@@ -31,13 +31,10 @@ class DeviceRows(PackedRows):
     def _view(self, column: Column) -> Tensor:
         dtype, offset = self._layout.fields[column.name][:2]  # type: ignore[index]
         element = torch.from_numpy(np.empty(0, dtype.base)).dtype
-        rows: Tensor = (
-            self._whole[:, offset : offset + dtype.itemsize].view(element).view(self.n, *column.shape)
-        )
-        return rows
+        return self._whole[:, offset : offset + dtype.itemsize].view(element).view(self.n, *column.shape)
 
     def write(self, where: slice | Array, rows: Items) -> None:
-        """Columns may be tensors, all of them, which then never leave the device."""
+        """As `Rows.write`. Columns may be tensors, all of them, which then never leave the device."""
         place = where if isinstance(where, slice) else to_device(where, self._device)
         if isinstance(rows[next(iter(self.columns))], Tensor):
             for name, column in self.columns.items():
@@ -57,5 +54,5 @@ class DeviceRows(PackedRows):
         packed = raw.view(self._layout)[:, 0]
         return {name: np.ascontiguousarray(packed[name]) for name in self.columns}
 
-    def take(self, ix: Array, into: PackedRows) -> None:
+    def take(self, ix: Array, into: DeviceRows) -> None:
         torch.index_select(self._whole, 0, to_device(ix, self._device), out=into._whole)

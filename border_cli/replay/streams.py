@@ -1,4 +1,4 @@
-"""Where the rows of each stream lie, pages of consecutive slots, and the memory of these slots.
+"""The pages of consecutive slots in which the rows of each stream lie, and the memory of the slots.
 
 A stream is one environment of one actor. Its rows lie one after the other in pages of P slots, and each page knows the
 page before and after it in its stream. So the row k places later in a stream is at slot + k, or in the next page; next
@@ -11,8 +11,8 @@ used again first. A slow stream therefore keeps its newest rows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -275,7 +275,7 @@ class Streams:
         pages = np.arange(self.n_pages)
         is_valid = (
             all(len(a) == self.n_pages for a in (fill, serial, after))
-            and streams.shape[1:] == (3,)
+            and fill.max(initial=0) <= self.page
             and len(np.unique(queue)) == len(queue)
             and np.array_equal(np.unique(np.concatenate([queue, streams[:, 0]])), pages)
         )
@@ -305,6 +305,25 @@ def row_layout(columns: Sequence[Column]) -> np.dtype[np.void]:
     return np.dtype([(c.name, c.dtype, c.shape) for c in columns], align=True)
 
 
+class Rows(Protocol):
+    """`n` rows with these columns, here or on a device."""
+
+    n: int
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """Name → (n, ...) array, or tensor on a device: a view of the rows."""
+
+    def write(self, where: slice | Array, rows: Items) -> None:
+        """Set the rows `where`. It takes only the own columns of `rows`."""
+
+    def read(self, slots: Array) -> Items:
+        """Copies of the rows `slots`, by column."""
+
+    def take(self, ix: Array, into: Any) -> None:
+        """Copy the rows `ix`, which must be in range, to the len(ix) rows of `into`, which has the same columns."""
+
+
 class PackedRows:
     """`n` rows in the main memory, each of them contiguous. columns: name → (n, ...) array, a strided view of the rows.
 
@@ -315,24 +334,21 @@ class PackedRows:
     def __init__(self, columns: Sequence[Column], n: int) -> None:
         self.n = n
         records = np.zeros(n, row_layout(columns))
-        self.columns: dict[str, Any] = {c.name: records[c.name] for c in columns}
-        self._whole: Any = records.view(f"V{records.itemsize}")  # numpy copies opaque rows faster
+        self.columns: Items = {c.name: records[c.name] for c in columns}
+        self._whole = records.view(f"V{records.itemsize}")  # numpy copies opaque rows faster
 
     def write(self, where: slice | Array, rows: Items) -> None:
-        """Set the rows `where`. It takes only the own columns of `rows`."""
         for name, column in self.columns.items():
             column[where] = rows[name]
 
     def read(self, slots: Array) -> Items:
-        """Copies of the rows `slots`, by column."""
         return {name: self.columns[name][slots] for name in self.columns}
 
     def take(self, ix: Array, into: PackedRows) -> None:
-        """Copy the rows `ix`, which must be in range, to the len(ix) rows of `into`, which has the same columns."""
         self._whole.take(ix, out=into._whole, mode="clip")  # "raise" would copy through a buffer
 
 
-MakeRows = Callable[[Sequence[Column], int], PackedRows]
+MakeRows = Callable[[Sequence[Column], int], Rows]
 
 
 def _frame(leaf: ObsLeaf) -> Column:
@@ -341,7 +357,11 @@ def _frame(leaf: ObsLeaf) -> Column:
 
 
 class Stacks:
-    """The frames of all slots, of which stacks are made. leaves: those of the observation that are stacks."""
+    """The frames of all slots, of which stacks are made. leaves: those of the observation that are stacks.
+
+    A row has the newest frame of its observation. The frames before it are those of the rows before it in the same stream,
+    back to the first of the episode, which is repeated to fill the stack.
+    """
 
     def __init__(self, leaves: Sequence[ObsLeaf], slots: int, make_rows: MakeRows = PackedRows) -> None:
         self._leaves = list(leaves)
@@ -357,15 +377,15 @@ class Stacks:
         """Copies of the frames of these slots, by leaf."""
         return {name: frames.read(slots)[name] for name, frames in self._rows.items()}
 
-    def empty(self, n: int) -> tuple[dict[str, PackedRows], dict[str, Any]]:
+    def empty(self, n: int) -> tuple[dict[str, Rows], dict[str, Any]]:
         """Memory for `take`, and its stacks (n, depth, ...) by leaf."""
-        rows, stacks = dict[str, PackedRows](), dict[str, Any]()
+        rows, stacks = dict[str, Rows](), dict[str, Any]()
         for leaf in self._leaves:
             rows[leaf.name] = self._make_rows([_frame(leaf)], n * leaf.stack)
             stacks[leaf.name] = rows[leaf.name].columns[leaf.name].reshape(n, *leaf.shape)
         return rows, stacks
 
-    def take(self, slots: Array, into: dict[str, PackedRows]) -> None:
+    def take(self, slots: Array, into: dict[str, Rows]) -> None:
         """Copy stacks. slots: (n, depth) of their frames, the oldest first; a leaf takes as many as its stack has."""
         for leaf in self._leaves:
             self._rows[leaf.name].take(slots[:, -leaf.stack :].ravel(), into[leaf.name])

@@ -27,7 +27,7 @@ from border_cli.runtime.stopping import blocked
 from border_cli.runtime.transport import SharedBlock, resource_errors
 from border_cli.runtime.worker import PassedDescriptor, Setup
 
-LIGHT_PRELOAD = ("gymnasium", "border_cli.run.factories", "border_cli.actors.manager")
+LIGHT_PRELOAD = ("gymnasium", "border_cli.run.factories", "border_cli.actors.actor")
 """Imported for the child that makes the environment for a look at its spaces."""
 PRELOAD = (*LIGHT_PRELOAD, "torch", "border_cli.agents.dqn.agent", "border_cli.agents.sac.agent")
 """Imported for children with a policy; importing runs no torch operation, so that forking afterwards is safe."""

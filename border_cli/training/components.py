@@ -121,7 +121,7 @@ def load_state(
         parts.telemetry.load_state(loop["telemetry"])
         eval_manager.load_state(saved.evaluation, parts.agent.model_info().arrays, later_best)
         state.load_state(loop)
-    except ValueError as e:
+    except (ValueError, ArithmeticError, LookupError) as e:
         raise IncompatibleStateError(str(e)) from e
 
 

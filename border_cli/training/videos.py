@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from border_cli.config.registry import require_package
 from border_cli.core.errors import ResourceError, UsageError, first_line
 from border_cli.core.protocols import ActingPolicy, Recorder, StopCheck
 from border_cli.core.spaces import Array
@@ -160,10 +161,9 @@ def mp4_file(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
 
 def import_av() -> Any:
     """The package PyAV. Raises UsageError where it is not installed."""
-    try:
-        import av
-    except ImportError as e:
-        raise UsageError("video needs PyAV", allowed="pip install 'border-cli[video]'") from e
+    require_package("av", "video", "video")
+    import av
+
     return av
 
 

@@ -77,7 +77,7 @@ COMPOSITION = [
     Row("env.id=${nothing}", "env.id|nothing"),
     Row(
         "agent=c51 agent.v_min=500",
-        "agent.v_min=500.0 agent.v_max=100.0: the 51 returns|allowed: v_min < v_max",
+        "agent.v_min=500 agent.v_max=100: 51 atoms|allowed: v_min < v_max",
     ),
     Row("trainer.lockstep_steps=8", "trainer.lockstep_steps has no effect|with trainer.lockstep=true"),
     Row("env.id=Acrobot-v1", "preset=dqn_cartpole|CartPole-v1|Acrobot-v1|preset=none"),

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from border_cli.actors import ray_actors
+from border_cli.actors.lockstep import make_manager
+from border_cli.actors.manager import Link
 from border_cli.actors.ray_actors import Orders, RayChild, RayLink, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import ActorState, Rounds, StatusBlock
 from border_cli.config.resolve import ratio_tolerance
@@ -219,6 +221,21 @@ def test_the_room_of_a_cluster_is_not_lost_to_rounding() -> None:
 def test_on_a_cluster_each_actor_has_credit_for_a_whole_chunk() -> None:
     config = TrainConfig(actor_manager=RayConfig(n_buffer=256), n_actors=8)
     assert ratio_tolerance(config) == 8 * 256
+
+
+def test_in_lockstep_every_actor_on_the_cluster_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So each of them has to start within `start_timeout_s`."""
+    least = list[int]()
+
+    def link(config: RayConfig, n_actors: int) -> Link:
+        least.append(config.min_actors)
+        return Link()
+
+    monkeypatch.setattr(ray_actors, "RayLink", link)
+    for rounds in (None, Rounds(1, 4, 1)):
+        spec: Any = SimpleNamespace(rounds=rounds)
+        make_manager(spec, (), 4, RayConfig(), lambda: False, lambda _: None).stop()
+    assert least == [1, 4]
 
 
 def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

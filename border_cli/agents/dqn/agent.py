@@ -73,11 +73,12 @@ def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, mask
 class DqnPolicy(NetworkPolicy):
     """Acts by the Q-network. In eval mode it is greedy up to `eval_epsilon`, and the network has no noise."""
 
+    network: QNetwork
+
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
         self.head = make_head(self.config)
-        self._power = (
-            1.0  # of ε; on the ladder of Ape-X (Horgan et al., 2018) that of actor i is 1 + α·i/(n - 1)
-        )
+        # The power of ε. On the ladder of Ape-X (Horgan et al., 2018), that of actor i is 1 + α·i/(n - 1).
+        self._power = 1.0
         if self.config.epsilon_ladder is not None and n_actors > 1:
             self._power += self.config.epsilon_ladder * actor / (n_actors - 1)
         self._noise_size = self.network.noise_size
@@ -107,7 +108,7 @@ class DqnPolicy(NetworkPolicy):
             outputs = self._by_tensors(obs, noise).cpu().numpy()
         else:
             normal = None if noise.normal is None else noise.normal.numpy()
-            outputs, _ = self._by_arrays(self._arrays, obs, normal)
+            outputs, _ = self._by_arrays(obs, normal)
         return outputs.reshape(-1, self._n, outputs.shape[-1]) if self._shape else outputs
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -148,10 +148,12 @@ class DqnConfig(MemoryConfig):
         if self.head == "categorical":
             atoms = atoms_of(self)
             if not (np.isfinite(atoms).all() and (np.diff(atoms) > 0).all()):
+                low, high = ("auto" if end is None else f"{end:g}" for end in (self.v_min, self.v_max))
                 raise UsageError(
-                    f"agent.v_min={self.v_min} agent.v_max={self.v_max}: the {self.n_atoms} returns between them do not "
-                    "rise in float32",
-                    allowed=f"v_min < v_max, further apart, or fewer agent.atoms; an open end is ±{LARGEST_RETURN:,.0f}",
+                    f"agent.v_min={low} agent.v_max={high}: {self.n_atoms} atoms between them are not increasing float32 "
+                    "numbers",
+                    allowed=f"v_min < v_max (auto: ±{LARGEST_RETURN:,.0f}), smaller ends, ends that are further apart, or "
+                    "fewer agent.atoms",
                 )
         if self.gru is not None and self.head == "implicit_quantile":
             raise UsageError(
@@ -182,13 +184,14 @@ def atoms_of(config: DqnConfig) -> Array:
     """
     low, high = config.v_min, config.v_max
     if low is not None and high is not None:
-        with np.errstate(over="ignore"):  # `validate` refuses infinite atoms
-            return np.linspace(low, high, config.n_atoms).astype(np.float32)
-    ends = np.array([-LARGEST_RETURN if low is None else low, LARGEST_RETURN if high is None else high])
-    first, last = np.sign(ends) * np.log1p(np.abs(ends))
-    u = np.linspace(first, last, config.n_atoms)
-    atoms: Array = (np.sign(u) * np.expm1(np.abs(u))).astype(np.float32)
-    return atoms
+        atoms = np.linspace(low, high, config.n_atoms)
+    else:
+        ends = np.array([-LARGEST_RETURN if low is None else low, LARGEST_RETURN if high is None else high])
+        first, last = np.sign(ends) * np.log1p(np.abs(ends))
+        u = np.linspace(first, last, config.n_atoms)
+        atoms = np.sign(u) * np.expm1(np.abs(u))
+    with np.errstate(over="ignore"):  # `validate` refuses infinite atoms
+        return atoms.astype(np.float32)
 
 
 @dataclass

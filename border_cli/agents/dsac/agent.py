@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alpha
 from border_cli.agents.agent import Family
-from border_cli.agents.algorithm import Learned, Networks
+from border_cli.agents.algorithm import Learned, Networks, td_target
 from border_cli.agents.branches import ArrayMask, by_branch, check_discrete, mask_actions, mean_of_branches
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.memory import mean_of_rows
@@ -87,6 +87,8 @@ def log_probabilities(logits: Tensor, obs: dict[str, Tensor], spec: EnvSpec) -> 
 class DsacPolicy(NetworkPolicy):
     """Draws actions by their probabilities in train mode, after uniform ones at first; the most probable in eval mode."""
 
+    network: DsacNetwork
+
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
         self._branches, self._n = spec.action.branches, spec.action.n
         self._masked = ArrayMask(spec.action, self._mask)
@@ -96,7 +98,7 @@ class DsacPolicy(NetworkPolicy):
         if self._arrays is None:
             logits = self._by_tensors(obs).cpu().numpy()
         else:
-            logits = self._by_arrays(self._arrays, obs)[0].reshape(-1, self._n)
+            logits = self._by_arrays(obs)[0].reshape(-1, self._n)
         return self._masked(logits, obs)
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, None]:
@@ -174,7 +176,7 @@ class DsacAlgorithm(ActorCriticAlgorithm):
         value = mean_of_branches(
             (log_p.exp() * (values - alpha * log_p)).sum(1), len(self.spec.action.branches)
         )
-        return batch.reward + batch.discount * torch.where(batch.terminated, 0.0, value)
+        return td_target(value.unsqueeze(1), batch.reward, batch.discount, batch.terminated).squeeze(1)
 
 
 FAMILY = Family(

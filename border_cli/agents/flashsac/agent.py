@@ -289,7 +289,7 @@ class FlashsacPolicy(SacPolicy):
     """Acts as SAC's policy, but repeats its noise."""
 
     def _make_noise(self, network: FlashsacNetwork) -> Memory:
-        return Memory(self._size, cast(Any, self.config).noise_repeat)
+        return Memory(self._size, self.config.noise_repeat)
 
     def _normal(self, env_ix: Sequence[int]) -> Array:
         noise: Array = self._noise.sample(env_ix, self._rng)

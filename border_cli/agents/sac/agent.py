@@ -98,6 +98,8 @@ class StateDependentNoise:
 class SacPolicy(NetworkPolicy):
     """Acts by the policy network: with noise in train mode, after uniform actions at first; by the mean in eval mode."""
 
+    network: PolicyNetwork
+
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
         bijector = TanhBijector(spec.action)
         self._shape, self._bijector, self._size = spec.action.shape, bijector, bijector.size
@@ -167,9 +169,7 @@ class SacPolicy(NetworkPolicy):
     def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters`, as arrays. A memory passes one time step."""
         if self._arrays is not None:
-            parts: tuple[Array, Array, Array] = self.network.parameters_of_arrays(
-                *self._by_arrays(self._arrays, obs)
-            )
+            parts: tuple[Array, Array, Array] = self.network.parameters_of_arrays(*self._by_arrays(obs))
             return parts
         of_action = self._by_tensors(obs)
         mean, std, features = (
