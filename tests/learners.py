@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from border_cli.agents.agent import NetworkAgent
+from border_cli.agents.algorithm import Algorithm
 from border_cli.agents.memory import STATE
 from border_cli.agents.nets import Encoder, arrays_of
 from border_cli.agents.numpy_policy import Network
@@ -166,3 +167,9 @@ def assert_same_state(learner: NetworkAgent, other: NetworkAgent) -> None:
     for name, array in learner.state().arrays.items():
         np.testing.assert_array_equal(array, arrays[name], err_msg=name)
     assert learner.generator_state() == other.generator_state()
+
+
+def sums(algorithm: Algorithm) -> list[float]:
+    """The sums of the scalars of the opt steps since the last record, in the order of `Algorithm.scalars`."""
+    values: list[float] = algorithm.state.stats.totals.view(2, -1)[0].tolist()
+    return values

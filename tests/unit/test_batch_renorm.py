@@ -14,6 +14,7 @@ from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.agent import make_agent
 from border_cli.agents.sac.config import CrossqConfig
+from tests.learners import sums
 from tests.unit.test_sac import T, small, spec
 
 EPS = 1e-3
@@ -122,7 +123,7 @@ def test_its_first_loss_by_hand() -> None:
     algorithm = learner.algorithm
     algorithm.step(algorithm.networks, algorithm.state, batch(), algorithm.noise(16), 1.0, 1)
     target = 1 + 0.9 * 2.0
-    loss, _, q_mean, target_mean, *_ = algorithm.state.stats.totals.view(2, -1)[0].tolist()
+    loss, _, q_mean, target_mean, *_ = sums(algorithm)
     expected = ((2 - target) ** 2 + (4 - target) ** 2) / 2, 3.0, target
     assert (loss, q_mean, target_mean) == pytest.approx(expected, rel=1e-5)
 

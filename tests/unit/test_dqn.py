@@ -28,6 +28,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.replay.buffer import Returns, RowReplayBuffer, make_buffer
 from tests.fakes import processed
+from tests.learners import sums
 from tests.unit.test_step_processor import SPEC, step
 
 T = torch.tensor
@@ -62,7 +63,7 @@ def after_opt_step(
     """Do an opt step of `Linear`. Returns the state, and loss, Q, target and gradient norm."""
     algorithm = of_linear(config, target_weights, "mask" in batch.obs)
     algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, 0)
-    return algorithm.state, algorithm.state.stats.totals.view(2, -1)[0].tolist()
+    return algorithm.state, sums(algorithm)
 
 
 def of_linear(
@@ -269,4 +270,4 @@ def test_recorded_metrics_are_means_since_the_last_record() -> None:
     for name, mean in means.items():
         assert mean == pytest.approx(sum(values[name] for values in singles) / 3), name
     assert singles[0] != singles[1]
-    assert rare.algorithm.state.stats.totals.view(2, -1)[0].tolist() == [0.0] * 4
+    assert sums(rare.algorithm) == [0.0] * 4

@@ -17,6 +17,7 @@ from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
+from tests.learners import sums
 
 T = torch.tensor
 OBS = ObsLeaf("obs", (), "box", (1,), "float32")
@@ -47,7 +48,7 @@ def agent(**changes: Any) -> Any:
 
 def stepped(learner: Any, batch: TensorBatch = BATCH) -> dict[str, float]:
     learner.algorithm.opt_step(batch, 1)
-    return dict(zip(SCALARS, learner.algorithm.state.stats.totals.view(2, -1)[0].tolist(), strict=True))
+    return dict(zip(SCALARS, sums(learner.algorithm), strict=True))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
@@ -84,7 +85,7 @@ def test_the_reward_alone_counts_where_terminated_and_weights_give_errors() -> N
     over = replace(BATCH, terminated=T([True]), discount=T([0.0]), weight=T([0.5]))
     learner = agent(entropy_coef=0.0)
     errors = learner.algorithm.opt_step(over, 1)
-    scalars = dict(zip(SCALARS, learner.algorithm.state.stats.totals.view(2, -1)[0].tolist(), strict=True))
+    scalars = dict(zip(SCALARS, sums(learner.algorithm), strict=True))
     assert (scalars["target_mean"], scalars["critic_loss"]) == pytest.approx((1.0, 0.5 * (1.0 + 0.25) / 2))
     assert errors.tolist() == pytest.approx([0.75])  # the mean of 1 and 0.5
 
@@ -135,7 +136,7 @@ def test_two_actions_at_once_by_hand() -> None:
     target = 1.0 + 0.9 * (2.5 + 0.2 * entropies[0] + 2.0 + 0.2 * entropies[1]) / 2
     of_policy = -(0.25 * 1.0 + 0.75 * 0.5) - 6.0 - 0.2 * sum(entropies)
     errors = learner.algorithm.opt_step(batch, 1)
-    scalars = dict(zip(SCALARS, learner.algorithm.state.stats.totals.view(2, -1)[0].tolist(), strict=True))
+    scalars = dict(zip(SCALARS, sums(learner.algorithm), strict=True))
     expected = {
         "critic_loss": ((0.5 - target) ** 2 + (3.0 - target) ** 2) / 4,
         "policy_loss": of_policy / 2,

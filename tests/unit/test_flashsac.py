@@ -20,6 +20,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.types import Step
 from border_cli.envs.group import GymEnv
 from tests.fakes import sampler_of
+from tests.learners import sums
 from tests.learning.test_probes import Probe
 from tests.unit.test_sac import T, spec
 
@@ -84,7 +85,7 @@ def test_in_a_terminated_row_the_reward_is_normalised_by_statistics_with_its_own
     learner, rows = agent(entropy_coef=0.0), batch()
     rows.terminated[:], rows.discount[:], rows.extra[RETURN][:] = True, 0.0, 10.0
     opt_step(learner, rows)
-    _, _, _, target_mean, *_, scale = learner.algorithm.state.stats.totals.view(2, -1)[0].tolist()
+    _, _, _, target_mean, *_, scale = sums(learner.algorithm)
     assert (target_mean, scale) == pytest.approx((1.0, 2.0), rel=1e-5)
 
 

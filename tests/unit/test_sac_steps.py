@@ -14,6 +14,7 @@ from border_cli.agents.actor_critic import SCALARS
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.agent import StepNoise, make_agent
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
+from tests.learners import sums
 from tests.unit.test_sac import T, small, spec
 
 
@@ -54,7 +55,7 @@ def step_of(algorithm: Any, z: float, next_z: float, **others: Any) -> dict[str,
     """Run an opt step with these standard normal numbers for the action and the next action, and other random numbers."""
     noise = StepNoise(T([[z]]), T([[next_z]]), **others)
     algorithm.step(algorithm.networks, algorithm.state, ROW, noise, 1.0, 1)
-    return dict(zip(SCALARS, algorithm.state.stats.totals.view(2, -1)[0].tolist(), strict=True))
+    return dict(zip(SCALARS, sums(algorithm), strict=True))
 
 
 def log_prob(mean: float, std: float, z: float) -> float:
@@ -181,7 +182,7 @@ def test_policy_metrics_are_means_over_opt_steps_that_update_the_policy(number: 
     algorithm = make_agent(small(Td3Config), spec(), 0).algorithm
     for n in range(number, number + 3):  # one or two of three opt steps have an even number
         algorithm.opt_step(batch(), n)
-    totals = dict(zip(SCALARS, algorithm.state.stats.totals.view(2, -1)[0].tolist(), strict=True))
+    totals = dict(zip(SCALARS, sums(algorithm), strict=True))
     means = dict(zip(SCALARS, algorithm.state.stats.read()[0], strict=True))
     assert means["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
     assert means["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
