@@ -26,7 +26,7 @@ FAMILIES = {
     "images": ("catch", "pong", "breakout", "qbert"),
 }
 """The environments of each page."""
-BUDGETS = {"mujoco": (2, 5, 10, 15, 20, 25)}
+BUDGETS = {"mujoco": (2, 5, 10, 20, 40, 70)}
 """CPU-minutes at which a page shows the returns, by page."""
 OLDER = "Rows with † were measured with an older configuration ([what that means](index.md#older-rows))."
 Results = dict[str, list[dict[str, Any]]]
