@@ -265,7 +265,7 @@ def actor_main(
     actor_id: ActorId,
     state: State | None,
 ) -> None:
-    """What the process runs (see `border_cli.runtime.child.Child`)."""
+    """What the process of an actor runs (see `border_cli.runtime.child.Child`)."""
 
     def state_wanted() -> bool:
         with contextlib.suppress(EOFError, ConnectionResetError):

@@ -197,7 +197,7 @@ class Algorithm(ABC):
             self.move_targets(self.config.target_tau)
 
     def move_targets(self, tau: float) -> None:
-        """Target networks ← (1 - τ)·target + τ·network; Called with τ = 1 after parameters were replaced."""
+        """Target networks ← (1 - τ)·target + τ·network. Called with τ = 1 after parameters were replaced."""
         for name, source in self.target_of.items():
             target, params = self.state.targets[name], self.state.nets[source].params
             if tau == 1.0:

@@ -268,19 +268,45 @@ class Streams:
             "streams": np.array(streams, np.int64).reshape(-1, 3),
         }
 
+    def _is_in_order(self, after: Array, queue: Array) -> bool:
+        """Whether each page is used again before the one after it in its stream."""
+        turn = np.full(self.n_pages + 1, len(queue))
+        turn[queue] = np.arange(len(queue))
+        linked = (after != self._none).nonzero()[0]
+        return bool((turn[linked] < turn[after[linked]]).all())
+
     def load(self, arrays: dict[str, Array]) -> None:
-        """The inverse. Raises IncompatibleStateError unless the arrays have each page once."""
+        """The inverse. Raises IncompatibleStateError if the pages contradict each other."""
         fill, serial, after = (arrays[f"page_{name}"] for name in ("fill", "serial", "next"))
         queue, streams = arrays["queue"], arrays["streams"]
         pages = np.arange(self.n_pages)
+        open_pages = streams[:, 0] if streams.ndim == 2 and streams.shape[1] == 3 else np.array([-1])
+        linked = after[after != self._none]
+        waiting = np.concatenate([queue, open_pages])
         is_valid = (
             all(len(a) == self.n_pages for a in (fill, serial, after))
-            and fill.max(initial=0) <= self.page
+            and _within(fill, 0, self.page)
+            and _within(serial, 0, np.iinfo(np.int64).max - self.n_pages)
+            and _within(linked, 0, self.n_pages - 1)
+            and len(np.unique(linked)) == len(linked)
+            and bool((fill[after != self._none] == self.page).all())
+            and bool((serial[linked] > serial[after != self._none]).all())
+            and _within(waiting, 0, self.n_pages - 1)
+            and np.array_equal(np.unique(waiting), pages)
             and len(np.unique(queue)) == len(queue)
-            and np.array_equal(np.unique(np.concatenate([queue, streams[:, 0]])), pages)
+            and len(np.unique(open_pages)) == len(open_pages)
+            and _within(streams[:, 1:], 0, 2**20)
+            and len(np.unique(streams[:, 1:], axis=0)) == len(streams)
+            and bool((after[open_pages] == self._none).all())
+            and bool(((fill > 0) == (serial > 0)).all())
+            and len(np.unique(serial[serial > 0])) == np.count_nonzero(serial)
+            # an open page has a row, and waits in the queue exactly if it is full
+            and bool((fill[open_pages] > 0).all())
+            and bool((np.isin(open_pages, queue) == (fill[open_pages] == self.page)).all())
+            and self._is_in_order(after, queue)
         )
         if not is_valid:
-            raise IncompatibleStateError("the saved replay lacks pages, or has some twice")
+            raise IncompatibleStateError("the pages of the saved replay contradict each other")
         self.fill[:-1], self.serial[:-1], self._next[:-1] = fill, serial, after
         self._before[:] = self._none
         self._before[after] = pages
@@ -295,6 +321,10 @@ class Streams:
             self._stream_of[page] = actor, env
         self._uses = int(serial.max(initial=0))
         self.used = int((serial > 0).nonzero()[0].max(initial=-1)) + 1
+
+
+def _within(values: Array, low: int, high: int) -> bool:
+    return bool(values.min(initial=low) >= low and values.max(initial=high) <= high)
 
 
 # -- memory --------------------------------------------------------

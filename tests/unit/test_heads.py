@@ -185,6 +185,7 @@ def test_a_typed_end_is_the_outer_atom(typed: dict[str, float], first: float, la
 def test_ends_between_which_atoms_do_not_rise_are_refused(typed: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="are not increasing float32 numbers"):
         C51Config(**typed).validate()  # type: ignore[arg-type]
+    C51Config(v_min=-30_000.0, v_max=0.0).validate()
 
 
 @pytest.mark.parametrize("kind", sampled([{"dueling": True}, {}, {"noisy": True}], 3), ids=str)

@@ -145,9 +145,8 @@ class SacPolicy(NetworkPolicy):
             x = 2.0 * to_device(self._rng.random(size, np.float32), device) - 1.0
         elif isinstance(self._noise, StateDependentNoise):
             of_action = self.network(obs)
-            weights = (
-                to_device(self._noise.sample(range(size[0]), self._rng), device) * self.network.weight_std()
-            )
+            matrices = to_device(self._noise.sample(range(size[0]), self._rng), device)
+            weights = matrices * self.network.weight_std()
             x = torch.tanh(of_action.mean + torch.einsum("bf,bfd->bd", of_action.features, weights))
         else:
             of_action, normal = self.network(obs), to_device(self._normal(range(size[0])), device)
