@@ -35,7 +35,7 @@ Results = dict[str, list[dict[str, Any]]]
 def write_pages(results: Results) -> bool:
     """Write the tables of what was run between the marks of each page. Returns whether every finished row meets its bar."""
     stored = [row for row in ROWS if results[row.name]]
-    bars, modes = ([row for row in stored if row.table == table] for table in ("bars", "parity"))
+    bars, modes = ([row for row in stored if (row.table == "parity") is parity] for parity in (False, True))
     pages = {name: [row for row in bars if row.env in envs] for name, envs in FAMILIES.items()}
     for name, rows in pages.items():
         budgets = [_budgets(rows, results, BUDGETS[name])] if name in BUDGETS else []
@@ -75,7 +75,7 @@ def _summary(rows: Sequence[Row], results: Results, links: dict[str, str]) -> st
         runs = results[row.name]
         steps, mean = (f"{runs[0]['env_steps']:,}", _with_interval(_means(runs))) if runs else ("–", "–")
         cells = [_seeds(row, runs), steps, mean, str(row.bar), _verdict(row, runs)]
-        lines.append([_marked(links[row.name], runs), row.agent, *cells])
+        lines.append([_marked(links[row.name], runs), row.label, *cells])
     return markdown(head, lines)
 
 
@@ -121,7 +121,7 @@ def _bars(rows: list[Row], results: Results) -> str:
             cells = [f"{runs[0]['env_steps']:,}", *numbers]
         published = row.bar.published if row.bar else ""
         ends = [str(row.bar), _verdict(row, runs), published]
-        lines.append([_marked(row.env, runs), row.agent, _seeds(row, runs), *cells, *ends])
+        lines.append([_marked(row.env, runs), row.label, _seeds(row, runs), *cells, *ends])
     return markdown(head, lines)
 
 
@@ -132,7 +132,7 @@ def _budgets(rows: list[Row], results: Results, budgets: Sequence[int]) -> str:
         curves = [run["curve"] for run in results[row.name]]
         if curves:
             cells = [_at_budget(curves, 60.0 * minutes) for minutes in budgets]
-            lines.append([row.env, row.agent, str(len(curves)), *cells])
+            lines.append([row.env, row.label, str(len(curves)), *cells])
     head = ["environment", "agent", "seeds", *(f"{minutes} CPU-minutes" for minutes in budgets)]
     return markdown(head, lines)
 
@@ -201,7 +201,7 @@ def _pictures(rows: list[Row], results: Results) -> list[str]:
                 curve = band(Group(row.name, [_record(run) for run in results[row.name]]), SCORE, "env_steps")
                 assert curve is not None
                 (line,) = plot.plot(
-                    curve.at, [interval.value for interval in curve.intervals], label=row.agent
+                    curve.at, [interval.value for interval in curve.intervals], label=row.label
                 )
                 ends = ([getattr(interval, end) for interval in curve.intervals] for end in ("low", "high"))
                 plot.fill_between(curve.at, *ends, color=line.get_color(), alpha=0.2)

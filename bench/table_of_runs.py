@@ -38,8 +38,9 @@ class Bar:
 class Row:
     """Runs that differ by their seed alone.
 
-    table: "bars" or "parity" · args: of the command, beside agent, env and seed · way: how it is trained, for the table ·
-    episodes: new episodes for each best model · minutes: about what one run takes on two cores.
+    table: "bars", "long" (beyond the budget of the preset) or "parity" · args: of the command, beside agent, env and seed ·
+    way: how it is trained, for the table · episodes: new episodes for each best model · minutes: about what one run takes
+    on two cores.
     """
 
     table: str
@@ -51,6 +52,11 @@ class Row:
     way: str = "n_actors=2"
     episodes: int = 100
     minutes: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """The agent, with the length of a long run."""
+        return f"{self.agent} ({self.way})" if self.table == "long" else self.agent
 
     @property
     def name(self) -> str:
@@ -177,7 +183,7 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     Row(
-        "bars",
+        "long",
         "flashsac",
         "halfcheetah",
         _seeds(3),

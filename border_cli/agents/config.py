@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, cast
 
-from border_cli.config.schema import AgentConfig, option, override_default
+from border_cli.config.schema import AgentConfig, option
 from border_cli.core.errors import UsageError
 from border_cli.core.types import SequenceShape
 
@@ -30,7 +30,7 @@ class NetworkConfig(AgentConfig):
         "agent.encoder=impala": "spectral_norm",
     }
 
-    lr: float = option(1e-3, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
+    lr: float = option(3e-4, "Adam's learning rate", unit="rate", gt=0.0, le=1.0)
     lr_schedule: str = option(
         "constant",
         "how the learning rate falls to lr · lr_final over lr_opt_steps",
@@ -158,7 +158,6 @@ class ActorCriticConfig(NetworkConfig):
         *("target_interval", "target_tau", "random_env_steps"),
     )
 
-    lr: float = override_default(NetworkConfig, "lr", 3e-4)
     critic_lr: float | None = option(
         None, "learning rate of the critics; null: lr", unit="rate", gt=0.0, le=1.0
     )
