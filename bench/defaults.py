@@ -117,7 +117,8 @@ def main() -> None:
     if args.list:
         return print("\n".join(run.name for run in missing))
     if not args.page_only:
-        install(PEER)
+        if any(run.tool == SB3 for run in missing):
+            install(PEER)
         with ThreadPoolExecutor(args.jobs) as pool:
             for run, result in zip(missing, pool.map(finish, missing), strict=True):
                 print(f"{run.name}: {result['mean']:.2f} after {result['cpu_s']:.0f} CPU-seconds", flush=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.budgets import NAMES
+from bench.peers.budgets import RUNS as PEER_RUNS
 from bench.report import machine, markdown, write_between_marks
 from bench.table_of_runs import ROWS, Row
 from border_cli.core.metrics import SCORE, mean_interval
@@ -26,7 +28,7 @@ FAMILIES = {
     "images": ("catch", "pong", "breakout", "qbert"),
 }
 """The environments of each page."""
-BUDGETS = {"mujoco": (2, 5, 10, 20, 40, 70)}
+BUDGETS = {"mujoco": (2, 5, 10, 20, 40, 70, 120)}
 """CPU-minutes at which a page shows the returns, by page."""
 OLDER = "Rows with † were measured with an older configuration ([what that means](index.md#older-rows))."
 Results = dict[str, list[dict[str, Any]]]
@@ -127,12 +129,14 @@ def _bars(rows: list[Row], results: Results) -> str:
 
 def _budgets(rows: list[Row], results: Results, budgets: Sequence[int]) -> str:
     """Returns by CPU-minutes: the last evaluation before, as the mean over the seeds; – once a run has ended."""
+    curves = {(row.env, row.label): [run["curve"] for run in results[row.name]] for row in rows}
+    for run in PEER_RUNS:
+        curves.setdefault((run.env, f"{run.agent} of {NAMES[run.agent]}"), []).append(run.curve)
     lines = []
-    for row in rows:
-        curves = [run["curve"] for run in results[row.name]]
-        if curves:
-            cells = [_at_budget(curves, 60.0 * minutes) for minutes in budgets]
-            lines.append([row.env, row.label, str(len(curves)), *cells])
+    for (env, agent), every in curves.items():
+        if found := list(filter(None, every)):
+            cells = [_at_budget(found, 60.0 * minutes) for minutes in budgets]
+            lines.append([env, agent, str(len(found)), *cells])
     head = ["environment", "agent", "seeds", *(f"{minutes} CPU-minutes" for minutes in budgets)]
     return markdown(head, lines)
 

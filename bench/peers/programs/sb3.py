@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import ale_py
 import gymnasium as gym
 from evaluator import ZOO_DQN, Evaluator, Task, task_from_command_line
-from sb3_contrib import QRDQN, TQC
+from sb3_contrib import QRDQN, TQC, CrossQ
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
@@ -31,14 +32,14 @@ class EvaluatorCallback(BaseCallback):
 
 
 gym.register_envs(ale_py)
-ALGORITHMS = {"dqn": DQN, "qrdqn": QRDQN, "sac": SAC, "td3": TD3, "tqc": TQC}
+ALGORITHMS = {"crossq": CrossQ, "dqn": DQN, "qrdqn": QRDQN, "sac": SAC, "td3": TD3, "tqc": TQC}
 
 
 def make_model(task: Task) -> OffPolicyAlgorithm:
     """Return the untrained model."""
     algorithm = ALGORITHMS[task.agent]
-    policy = {"net_arch": task.hidden}
-    if algorithm in (SAC, TD3, TQC):
+    policy: dict[str, Any] = {"net_arch": task.hidden} if task.hidden else {}
+    if algorithm in (CrossQ, SAC, TD3, TQC):
         return algorithm(
             "MlpPolicy",
             gym.make(task.env_id),
