@@ -79,7 +79,7 @@ def bare_update_rate() -> float:
 
     def update(n: int) -> None:
         for i in range(1, n + 1):
-            algorithm.opt_step(batch, i)
+            algorithm.graphs[algorithm.variant(i)](batch, algorithm.noise(BATCH), 1.0)
             algorithm.update_targets(i)
 
     update(OPT_STEPS // 20)

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from torch import Tensor
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.algorithm import Algorithm
 from border_cli.agents.memory import STATE
 from border_cli.agents.nets import Encoder, arrays_of
 from border_cli.agents.numpy_policy import Network
+from border_cli.agents.params import TensorBatch
 from border_cli.config.registry import AGENTS
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
@@ -62,6 +64,12 @@ def config_of(agent: str, **settings: Any) -> Any:
 
 def spec_of(agent: str) -> EnvSpec:
     return env_spec(OBSERVATIONS, _FIRST[agent])
+
+
+def opt_step(algorithm: Algorithm, batch: TensorBatch, number: int = 1) -> Tensor | None:
+    """Opt step `number`, eager. Returns the errors of a batch with weights."""
+    noise, variant = algorithm.noise(len(batch.reward)), algorithm.variant(number)
+    return algorithm.step(batch, noise, algorithm.config.lr_scale(number), variant)
 
 
 def make_learner(agent: str, seed: int = 3, device: str = "cpu", **settings: Any) -> NetworkAgent:

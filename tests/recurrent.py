@@ -99,13 +99,11 @@ class RecurrentPolicy(DqnPolicy):
 class RecurrentAlgorithm(DqnAlgorithm):
     """DQN on (x_t, h_t), where h_t follows from the stored h_{t-1}."""
 
-    def step(
-        self, networks: Any, state: Any, batch: TensorBatch, noise: Any, lr_scale: Any, variant: int
-    ) -> Tensor | None:
+    def step(self, batch: TensorBatch, noise: Any, lr_scale: Any, variant: int) -> Tensor | None:
         now = advance(batch.extra[HIDDEN], batch.obs["obs"])
         later = advance(now, batch.next_obs["obs"])
         whole = replace(batch, obs=batch.obs | {HIDDEN: now}, next_obs=batch.next_obs | {HIDDEN: later})
-        return super().step(networks, state, whole, noise, lr_scale, variant)
+        return super().step(whole, noise, lr_scale, variant)
 
 
 def extra_columns(config: RecurrentConfig, spec: EnvSpec) -> tuple[Column, ...]:

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from border_cli.agents.algorithm import Algorithm, Networks
+from border_cli.agents.algorithm import Algorithm
 from border_cli.agents.config import ActorCriticConfig
 from border_cli.agents.params import flat_gradient
 from border_cli.core.metrics import declare
@@ -62,21 +62,21 @@ class ActorCriticAlgorithm(Algorithm):
         critic_lr = self.config.critic_lr
         return self.config.lr if network != "critics" or critic_lr is None else critic_lr
 
-    def entropy_coef(self, networks: Networks) -> Tensor:
+    def entropy_coef(self) -> Tensor:
         """(1,) entropy coefficient, without a gradient; 0 for a deterministic policy."""
-        if "alpha" in networks:
-            return cast(Tensor, networks["alpha"]()).detach()
+        if "alpha" in self.networks:
+            return cast(Tensor, self.networks["alpha"]()).detach()
         return torch.full((1,), self.config.fixed_entropy_coef or 0.0, device=self.device)
 
-    def entropy_coef_gradient(self, networks: Networks, entropy: Tensor, target: float) -> dict[str, Tensor]:
+    def entropy_coef_gradient(self, entropy: Tensor, target: float) -> dict[str, Tensor]:
         """(1,) gradient of log α, which falls while the entropy, a scalar without gradient, is above its target.
 
         By the name of the network; {} if α is not learned.
         """
-        if "alpha" not in networks:
+        if "alpha" not in self.networks:
             return {}
-        loss = (networks["alpha"].log * (entropy - target)).mean()
-        return {"alpha": flat_gradient(loss, networks["alpha"])}
+        alpha = self.networks["alpha"]
+        return {"alpha": flat_gradient((alpha.log * (entropy - target)).mean(), alpha)}
 
 
 def critics_and_alpha(

@@ -56,23 +56,30 @@ class NetworkAgent:
         self.train, self.eval, self.model_info = policy.train, policy.eval, policy.model_info
 
     def opt(self, buffer: ReplayBuffer, record: bool = False) -> Record | None:
+        algorithm, config = self.algorithm, self.algorithm.config
         batch = self._batches.next(buffer)
         if self.compiling is not None and self.compiling(batch):
             self.compiling = None
-        interval = self.algorithm.config.reset_interval
+        interval = config.reset_interval
         if interval is not None and self.opt_steps and self.opt_steps % interval == 0:
             self._reset(self.opt_steps // interval)
-        errors = self.algorithm.opt_step(batch, self.opt_steps + 1)
-        self.opt_steps += 1
-        self.policy.version = self.opt_steps
+        number = self.opt_steps + 1
+        noise, variant, lr_scale = (
+            algorithm.noise(len(batch.reward)), algorithm.variant(number), config.lr_scale(number)
+        )  # fmt: skip
+        if variant in algorithm.graphs:
+            errors = algorithm.graphs[variant](batch, noise, lr_scale)
+        else:
+            errors = algorithm.step(batch, noise, lr_scale, variant)
+        self.opt_steps = self.policy.version = number
         self._unread += 1
-        self.algorithm.update_targets(self.opt_steps)
+        algorithm.update_targets(number)
         if errors is not None and self._batches.last is not None:
             ix, values = self._batches.last.ix, errors.cpu().numpy()
             known = np.isfinite(values)
             buffer.update_priority(*((ix, values) if known.all() else (ix[known], values[known])))
-        if record or self._device.type == "cpu" or self.opt_steps % _SKIP_CHECK_INTERVAL == 0:
-            self.skipped_in_a_row = int(self.algorithm.state.stats.skipped_in_a_row.item())
+        if record or self._device.type == "cpu" or number % _SKIP_CHECK_INTERVAL == 0:
+            self.skipped_in_a_row = int(algorithm.state.stats.skipped_in_a_row.item())
         return self._read(batch) if record else None
 
     def _reset(self, number: int) -> None:
@@ -129,7 +136,7 @@ class NetworkAgent:
         """Start from these parameters, targets and the statistics of all networks included. Opt steps count on."""
         self.policy.sync_model(info)
         self.policy.version = self.opt_steps
-        encoders = self.algorithm.encoders(self.algorithm.networks)
+        encoders = self.algorithm.encoders
         if encoders:
             copy_statistics(encoders[0], encoders)
         self.algorithm.move_targets(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,6 @@ from border_cli.agents.params import (
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import EnvSpec
 from border_cli.runtime import seeding
-
-Networks = Mapping[str, Any]
-"""Bound networks by name, of `Algorithm.bind`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Algorithm(ABC):
     Attributes:
         state: everything that an opt step reads and changes.
         layouts: by the names of networks and target networks.
-        networks: `bind(state)`.
+        networks: networks and target networks by name, whose parameters are views of the vectors in `state`.
         graphs: compiled forms of `step`, by variant; see `border_cli.agents.graph`. Empty: every opt step is eager.
     """
 
@@ -84,8 +82,8 @@ class Algorithm(ABC):
         if config.weight_decay:
             for name, adam in nets.items():
                 adam.weight_decay, adam.decayed = config.weight_decay, layouts[name].matrices
-        self.networks = self.bind(self.state)
-        if config.normalize_obs and not self.encoders(self.networks):
+        self.networks: Mapping[str, Any] = self._bind(self.state)
+        if config.normalize_obs and not self.encoders:
             raise UsageError(
                 f"agent={config.type} does not normalise observations", allowed="agent.normalize_obs=false"
             )
@@ -100,31 +98,13 @@ class Algorithm(ABC):
         """What `variant` can return."""
         return (0,)
 
-    def opt_step(self, batch: TensorBatch, number: int) -> Tensor | None:
-        """Do opt step `number`, from 1, in place. Returns (B,) absolute errors of a batch with weights, else None."""
-        noise, variant, lr_scale = (
-            self.noise(len(batch.reward)), self.variant(number), self.config.lr_scale(number)
-        )  # fmt: skip
-        if variant in self.graphs:
-            return self.graphs[variant](batch, noise, lr_scale)
-        return self.step(self.networks, self.state, batch, noise, lr_scale, variant)
-
-    def step(
-        self,
-        networks: Networks,
-        state: LearnerState,
-        batch: TensorBatch,
-        noise: Any,
-        lr_scale: float | Tensor,
-        variant: int,
-    ) -> Tensor | None:
+    def step(self, batch: TensorBatch, noise: Any, lr_scale: float | Tensor, variant: int) -> Tensor | None:
         """Change the state in place by one opt step, without the update of the targets.
 
-        Nothing but these arguments may be read that can change, and no value of a tensor may decide what is done, so that
-        the step can be compiled.
+        Nothing but these arguments, `state` and `networks` may be read that can change, and no value of a tensor may
+        decide what is done, so that the step can be compiled.
 
         Args:
-            networks: `bind(state)`.
             noise: from `noise`.
             lr_scale: factor of every learning rate; a scalar tensor while the step is compiled.
             variant: from `variant`.
@@ -133,20 +113,26 @@ class Algorithm(ABC):
             (B,) absolute errors if the batch has weights, else None.
         """
         if self.config.normalize_obs:
-            update_statistics(self.encoders(networks), batch, getattr(self.config, "burn_in", 0))
-        learned = self.learn(networks, state, batch, noise, variant)
+            update_statistics(self.encoders, batch, getattr(self.config, "burn_in", 0))
+        learned = self.learn(batch, noise, variant)
         with torch.no_grad():
-            skip = self._update(state, learned, lr_scale)
-            self.after_update(networks, learned, skip)
+            skip = self._update(learned, lr_scale)
+            self.after_update(learned, skip)
         return learned.errors
 
-    def encoders(self, networks: Networks) -> list[Encoder]:
+    def on(self, state: LearnerState) -> Algorithm:
+        """The same algorithm with another state."""
+        other = copy.copy(self)
+        other.state, other.networks = state, self._bind(state)
+        return other
+
+    @property
+    def encoders(self) -> list[Encoder]:
         """The encoders of all networks that have an `Encoder` as their attribute `encoder`, the acting network's first."""
-        every = (getattr(networks[name], "encoder", None) for name in self.layouts)
+        every = (getattr(self.networks[name], "encoder", None) for name in self.layouts)
         return [encoder for encoder in every if isinstance(encoder, Encoder)]
 
-    def bind(self, state: LearnerState) -> dict[str, nn.Module]:
-        """Networks whose parameters are views of the vectors in a state, by name."""
+    def _bind(self, state: LearnerState) -> dict[str, nn.Module]:
         vectors = {name: adam.params for name, adam in state.nets.items()} | state.targets
         precision = self.config.precision
         return {name: self.layouts[name].bind(vector, precision) for name, vector in vectors.items()}
@@ -161,12 +147,10 @@ class Algorithm(ABC):
         return 0
 
     @abstractmethod
-    def learn(
-        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: Any, variant: int
-    ) -> Learned:
+    def learn(self, batch: TensorBatch, noise: Any, variant: int) -> Learned:
         """The losses of a batch and their gradients. The rules of `step` hold, and nothing is changed."""
 
-    def _update(self, state: LearnerState, learned: Learned, lr_scale: float | Tensor) -> Tensor:
+    def _update(self, learned: Learned, lr_scale: float | Tensor) -> Tensor:
         """Clip the gradients, and do the steps of Adam.
 
         Returns a scalar: 1 if a scalar of the opt step is not finite; then no parameter changes.
@@ -176,12 +160,12 @@ class Algorithm(ABC):
         scalars = learned.scalars | {"grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()}
         if unknown := scalars.keys() - set(self.scalars):
             raise ValueError(f"{type(self).__name__}.scalars lacks {sorted(unknown)}")
-        skip = state.stats.add([scalars.get(name) for name in self.scalars])
+        skip = self.state.stats.add([scalars.get(name) for name in self.scalars])
         for name, gradient in gradients.items():
-            state.nets[name].update(gradient, self.lr(name) * lr_scale, config.adam_eps, skip)
+            self.state.nets[name].update(gradient, self.lr(name) * lr_scale, config.adam_eps, skip)
         return skip
 
-    def after_update(self, networks: Networks, learned: Learned, skip: Tensor) -> None:
+    def after_update(self, learned: Learned, skip: Tensor) -> None:
         """What happens after the steps of Adam, such as a projection of weights. skip: scalar; if 1, change nothing."""
         if learned.stats is not None:
             learned.stats.apply(skip)

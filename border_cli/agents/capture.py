@@ -55,9 +55,7 @@ class CapturedStep:
         self._lr_scale = torch.ones((), device=batch.reward.device)
 
         def step() -> Tensor | None:
-            return algorithm.step(
-                algorithm.networks, algorithm.state, own_batch, own_noise, self._lr_scale, variant
-            )
+            return algorithm.step(own_batch, own_noise, self._lr_scale, variant)
 
         self._replay, self._errors = record(step, batch.reward.device)
 

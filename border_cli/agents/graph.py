@@ -182,7 +182,7 @@ def trace(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int) ->
     with recorder:
         for adam, correction in zip(adam_states(state), corrections.unbind(), strict=True):
             cast(TracedAdam, adam).corrections = correction
-        errors = algorithm.step(algorithm.bind(state), state, own_batch, own_noise, lr_scale, variant)
+        errors = algorithm.on(state).step(own_batch, own_noise, lr_scale, variant)
     return recorder.finish(() if errors is None else (errors,))
 
 
@@ -223,7 +223,7 @@ def save_compiled(graph: torch.fx.GraphModule, arguments: Sequence[Tensor], path
 
 def _fill_moments(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int) -> None:
     """Give Adam moments of the gradient's size. In its first step, a rounding error can decide the sign of a change."""
-    algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, variant)
+    algorithm.step(batch, noise, 1.0, variant)
     generator = torch.Generator().manual_seed(0)
     for adam in adam_states(algorithm.state):
         size = adam.exp_avg_sq.mean().sqrt() / 0.001**0.5
@@ -243,7 +243,7 @@ def check(algorithm: Algorithm, batch: TensorBatch, noise: Any, variant: int, pa
         torch.set_num_threads(threads)
         _load(path)(list(arguments))  # a copy of the list, which the call empties
     torch.set_num_threads(threads_before)
-    algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, variant)
+    algorithm.step(batch, noise, 1.0, variant)
     share = _SHARE_OF_ROUNDING[algorithm.config.precision]
     for i, (name, eager) in enumerate(algorithm.state.tensors().items()):
         allowed = share * (eager - before[name]).norm() + _FLOAT32_ROUNDING * eager.norm()

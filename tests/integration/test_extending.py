@@ -139,7 +139,7 @@ def test_targets_of_advantage_learning_by_hand(modules: Path) -> None:
     discount, terminated = torch.full((2,), 0.9), torch.tensor([False, True])
     batch = TensorBatch(now, torch.tensor([1, 0]), torch.ones(2), discount, terminated, later)
     with torch.no_grad():
-        targets = algorithm.targets(algorithm.networks, batch, NO_STEP_NOISE)[:, 0]
+        targets = algorithm.targets(batch, NO_STEP_NOISE)[:, 0]
     # the first row has the best action, the second one loses half of the gap of 3
     assert targets.tolist() == pytest.approx([1.0 + 0.9 * -1.0, 1.0 - 0.5 * 3.0])
     with pytest.raises(UsageError, match="targets of its own"):

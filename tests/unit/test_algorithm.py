@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from border_cli.agents.algorithm import Algorithm, Learned, Networks
+from border_cli.agents.algorithm import Algorithm, Learned
 from border_cli.agents.config import NetworkConfig
-from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
+from border_cli.agents.params import TensorBatch, flat_gradient
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
+from tests.learners import opt_step
 
 T = torch.tensor
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (1,), "float32"),)), ActionSpec("discrete", n=2))
@@ -45,9 +46,8 @@ class Mean(Algorithm):
     def lr(self, network: str) -> float:
         return float(self.config.lr) * (2.0 if network == "second" else 1.0)
 
-    def learn(
-        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: Any, variant: int
-    ) -> Learned:
+    def learn(self, batch: TensorBatch, noise: Any, variant: int) -> Learned:
+        networks = self.networks
         first, second = (
             (networks[n].value - batch.reward.mean()).square().sum() for n in ("first", "second")
         )
@@ -76,7 +76,7 @@ def values(mean: Mean) -> list[float]:
 def test_networks_learn_with_their_own_rates_and_targets_follow() -> None:
     mean = algorithm()
     for number in (1, 2):  # Adam's first steps are as long as the learning rate
-        mean.opt_step(batch(0.0), number)
+        opt_step(mean, batch(0.0), number)
         mean.update_targets(number)
         expected = [0.9, 5.0, 1.0] if number == 1 else [0.8, 4.8, (1.0 + 0.8) / 2]
         assert torch.allclose(T(values(mean)), T(expected), atol=1e-3)
@@ -85,7 +85,7 @@ def test_networks_learn_with_their_own_rates_and_targets_follow() -> None:
 def test_means_are_over_the_opt_steps_that_have_the_scalar() -> None:
     mean = algorithm()
     for number in (1, 2, 3):
-        mean.opt_step(batch(0.0), number)
+        opt_step(mean, batch(0.0), number)
     (loss, of_second, norm), skipped = mean.state.stats.read()
     assert skipped == 0 and loss is not None and norm is not None
     assert math.isclose(loss, (1.0 + 0.81 + 0.64) / 3, rel_tol=1e-2)
@@ -98,7 +98,7 @@ def test_means_are_over_the_opt_steps_that_have_the_scalar() -> None:
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     mean = algorithm()
     before = {name: tensor.clone() for name, tensor in mean.tensors().items()}
-    mean.opt_step(batch(math.nan), 2)
+    opt_step(mean, batch(math.nan), 2)
     changed = {name for name, tensor in mean.tensors().items() if not torch.equal(tensor, before[name])}
     assert changed == {"stats.skipped", "stats.skipped_in_a_row"}
     assert mean.state.stats.read() == ([None, None, None], 1)

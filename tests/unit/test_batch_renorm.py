@@ -14,7 +14,7 @@ from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.agent import make_agent
 from border_cli.agents.sac.config import CrossqConfig
-from tests.learners import sums
+from tests.learners import opt_step, sums
 from tests.unit.test_sac import T, small, spec
 
 EPS = 1e-3
@@ -106,7 +106,7 @@ def test_current_and_next_actions_are_one_batch_of_the_critics() -> None:
         next_action = bijector.squash(parameters.mean + parameters.std * noise.next_action)
         actions = bijector.unscale(torch.cat([rows.action, next_action]))
     inputs = torch.cat([torch.cat([rows.obs["obs"], rows.next_obs["obs"]]), actions], 1)
-    learner.algorithm.step(networks, learner.algorithm.state, rows, noise, 1.0, 1)
+    learner.algorithm.step(rows, noise, 1.0, 1)
     for critic in range(2):
         means = networks["critics"].norms[0].mean[critic, 0].tolist()
         assert means == pytest.approx((0.01 * inputs.mean(0)).tolist(), rel=1e-4, abs=1e-6)
@@ -121,7 +121,7 @@ def test_its_first_loss_by_hand() -> None:
     tensors["critics.params.layers.1.weight"].zero_()
     tensors["critics.params.layers.1.bias"].copy_(T([2.0, 4.0]).view(2, 1, 1))
     algorithm = learner.algorithm
-    algorithm.step(algorithm.networks, algorithm.state, batch(), algorithm.noise(16), 1.0, 1)
+    algorithm.step(batch(), algorithm.noise(16), 1.0, 1)
     target = 1 + 0.9 * 2.0
     loss, _, q_mean, target_mean, *_ = sums(algorithm)
     expected = ((2 - target) ** 2 + (4 - target) ** 2) / 2, 3.0, target
@@ -131,7 +131,7 @@ def test_its_first_loss_by_hand() -> None:
 def test_it_acts_alike_in_numpy_and_in_torch() -> None:
     learner, rows = agent(), batch()
     for number in range(1, 4):
-        learner.algorithm.opt_step(rows, number)
+        opt_step(learner.algorithm, rows, number)
     learner.eval()
     with torch.no_grad():
         expected = learner.policy.decide(rows.obs)[0].numpy()

@@ -22,7 +22,7 @@ from border_cli.core.types import Batch
 from border_cli.envs.gym_spaces import env_spec
 from border_cli.export.write import ExportedPolicy, write_policy
 from tests.kinds import AGENTS
-from tests.learners import OneBatchBuffer, sums
+from tests.learners import OneBatchBuffer, opt_step, sums
 
 SPEC = env_spec(spaces.Box(-1, 1, (1,), np.float32), spaces.MultiDiscrete([2, 3], start=[5, -1]))
 CONFIG: dict[str, Any] = {"hidden": [], "double": False, "loss": "mse"}
@@ -78,7 +78,7 @@ def test_targets_and_errors_by_hand() -> None:
         torch.tensor([1.0, 3.0]),
     )  # fmt: skip
     # next values 4 and 10, mean 7: target 1 + 0.5·7 = 4.5; terminated: 2. Values: 1 and 4; 1 and 1.5
-    errors = agent.algorithm.opt_step(batch, 1)
+    errors = opt_step(agent.algorithm, batch, 1)
     assert errors.tolist() == pytest.approx([(3.5 + 0.5) / 2, (1.0 + 0.5) / 2])
     assert sums(agent.algorithm)[0] == pytest.approx((3.5**2 + 0.5**2 + 3 * (1.0 + 0.25)) / 4)
 

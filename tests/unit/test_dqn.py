@@ -62,7 +62,7 @@ def after_opt_step(
 ) -> tuple[LearnerState, list[float]]:
     """Do an opt step of `Linear`. Returns the state, and loss, Q, target and gradient norm."""
     algorithm = of_linear(config, target_weights, "mask" in batch.obs)
-    algorithm.step(algorithm.networks, algorithm.state, batch, noise, 1.0, 0)
+    algorithm.step(batch, noise, 1.0, 0)
     return algorithm.state, sums(algorithm)
 
 
@@ -179,7 +179,7 @@ def test_munchausen_targets_of_quantiles_by_hand() -> None:
     tau, drawn = T([[0.1, 0.9]]), T([[0.25, 0.75]])
     algorithm = of_linear(config, (1.0, 3.0))
     with torch.no_grad():
-        target = algorithm.targets(algorithm.networks, BATCH, StepNoise(Noise(tau), Noise(drawn)))
+        target = algorithm.targets(BATCH, StepNoise(Noise(tau), Noise(drawn)))
     bonus = max(0.5 * LOG_PI[0], -1.0)
     soft = [
         float((np.exp(NEXT_LOG_PI) * ([2.0 + d, 6.0 + d] - 0.5 * NEXT_LOG_PI)).sum()) for d in (0.25, 0.75)

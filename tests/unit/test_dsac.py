@@ -17,7 +17,7 @@ from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
-from tests.learners import sums
+from tests.learners import opt_step, sums
 
 T = torch.tensor
 OBS = ObsLeaf("obs", (), "box", (1,), "float32")
@@ -47,7 +47,7 @@ def agent(**changes: Any) -> Any:
 
 
 def stepped(learner: Any, batch: TensorBatch = BATCH) -> dict[str, float]:
-    learner.algorithm.opt_step(batch, 1)
+    opt_step(learner.algorithm, batch, 1)
     return dict(zip(SCALARS, sums(learner.algorithm), strict=True))
 
 
@@ -84,7 +84,7 @@ def test_the_gradient_of_the_policy_is_that_of_its_loss() -> None:
 def test_the_reward_alone_counts_where_terminated_and_weights_give_errors() -> None:
     over = replace(BATCH, terminated=T([True]), discount=T([0.0]), weight=T([0.5]))
     learner = agent(entropy_coef=0.0)
-    errors = learner.algorithm.opt_step(over, 1)
+    errors = opt_step(learner.algorithm, over, 1)
     scalars = dict(zip(SCALARS, sums(learner.algorithm), strict=True))
     assert (scalars["target_mean"], scalars["critic_loss"]) == pytest.approx((1.0, 0.5 * (1.0 + 0.25) / 2))
     assert errors.tolist() == pytest.approx([0.75])  # the mean of 1 and 0.5
@@ -135,7 +135,7 @@ def test_two_actions_at_once_by_hand() -> None:
     entropies = ENTROPY, math.log(3.0)
     target = 1.0 + 0.9 * (2.5 + 0.2 * entropies[0] + 2.0 + 0.2 * entropies[1]) / 2
     of_policy = -(0.25 * 1.0 + 0.75 * 0.5) - 6.0 - 0.2 * sum(entropies)
-    errors = learner.algorithm.opt_step(batch, 1)
+    errors = opt_step(learner.algorithm, batch, 1)
     scalars = dict(zip(SCALARS, sums(learner.algorithm), strict=True))
     expected = {
         "critic_loss": ((0.5 - target) ** 2 + (3.0 - target) ** 2) / 4,
@@ -160,7 +160,7 @@ def test_the_target_entropy_of_several_actions_is_the_mean_of_theirs() -> None:
         for part in ("weight", "bias"):
             tensors[f"policy.params.out.{part}"].zero_()
         batch = TensorBatch(ROW, T([[1, 0]]), T([1.0]), T([0.9]), T([False]), ROW)
-        learner.algorithm.opt_step(batch, 1)
+        opt_step(learner.algorithm, batch, 1)
         assert (tensors["alpha.params.log"].item() < -1e-6) is falls
 
 

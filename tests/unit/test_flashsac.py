@@ -20,7 +20,7 @@ from border_cli.core.errors import UsageError
 from border_cli.core.types import Step
 from border_cli.envs.group import GymEnv
 from tests.fakes import sampler_of
-from tests.learners import sums
+from tests.learners import opt_step, sums
 from tests.learning.test_probes import Probe
 from tests.unit.test_sac import T, spec
 
@@ -40,8 +40,8 @@ def batch(n: int = 16, bad: bool = False) -> TensorBatch:
     return TensorBatch(obs, action, reward, torch.full((n,), 0.9), terminated, next_obs, extra=returns)
 
 
-def opt_step(learner: Any, rows: TensorBatch, number: int = 2) -> None:
-    learner.algorithm.opt_step(rows, number)
+def learn(learner: Any, rows: TensorBatch, number: int = 2) -> None:
+    opt_step(learner.algorithm, rows, number)
     learner.algorithm.update_targets(number)
 
 
@@ -73,10 +73,10 @@ def test_each_opt_step_adds_its_batch_to_the_statistics_unless_it_is_skipped() -
     returns = learner.algorithm.networks["critics"].returns
     for number, values in ((1, [2.0, -4.0]), (2, [1.0, 2.0])):
         rows.extra[RETURN] = T(values * 8)
-        opt_step(learner, rows, number)
+        learn(learner, rows, number)
     assert [b.item() for b in returns.buffers()] == pytest.approx([(-1 + 1.5) / 2, (10 + 2.5) / 2, 4.0, 2.0])
     before = deepcopy(learner.state().arrays)
-    opt_step(learner, batch(bad=True))
+    learn(learner, batch(bad=True))
     for name, array in learner.state().arrays.items():
         assert name.startswith(("stats", "critics_target")) or (array == before[name]).all(), name
 
@@ -84,7 +84,7 @@ def test_each_opt_step_adds_its_batch_to_the_statistics_unless_it_is_skipped() -
 def test_in_a_terminated_row_the_reward_is_normalised_by_statistics_with_its_own_batch() -> None:
     learner, rows = agent(entropy_coef=0.0), batch()
     rows.terminated[:], rows.discount[:], rows.extra[RETURN][:] = True, 0.0, 10.0
-    opt_step(learner, rows)
+    learn(learner, rows)
     _, _, _, target_mean, *_, scale = sums(learner.algorithm)
     assert (target_mean, scale) == pytest.approx((1.0, 2.0), rel=1e-5)
 
@@ -145,7 +145,7 @@ def test_current_and_next_rows_are_one_batch_of_each_network_that_learns() -> No
         next_action = bijector.squash(parameters.mean + parameters.std * noise.next_action)
     both = torch.cat([rows.obs["obs"], rows.next_obs["obs"]])
     inputs = torch.cat([both, bijector.unscale(torch.cat([rows.action, next_action]))], 1)
-    learner.algorithm.step(networks, learner.algorithm.state, rows, noise, 1.0, 1)
+    learner.algorithm.step(rows, noise, 1.0, 1)
     of_policy, of_critics = (n.trunk.norms[0].mean for n in (networks["policy"], networks["critics"]))
     assert of_policy.flatten().tolist() == pytest.approx((0.01 * both.mean(0)).tolist(), rel=1e-4)
     for critic in of_critics:
@@ -156,7 +156,7 @@ def test_current_and_next_rows_are_one_batch_of_each_network_that_learns() -> No
 def test_the_policy_acts_by_running_statistics_whatever_the_batch_is() -> None:
     learner, rows = agent(), batch()
     for number in range(1, 5):
-        opt_step(learner, rows, number)
+        learn(learner, rows, number)
     learner.eval()
     obs = {"obs": rows.obs["obs"].numpy()}
     before = deepcopy(learner.state().arrays)
@@ -193,7 +193,7 @@ def test_the_weights_of_each_output_have_norm_1_after_opt_steps(network: str) ->
     state, layout = algorithm.state.nets[network], algorithm.layouts[network]
     before = state.params.clone()
     for number in (2, 4, 6):
-        opt_step(learner, batch(), number)
+        learn(learner, batch(), number)
     norms = norms_of(state.params, layout)
     assert len(norms) == (12 if network == "policy" else 8)
     for name, values in norms.items():
@@ -204,7 +204,7 @@ def test_the_weights_of_each_output_have_norm_1_after_opt_steps(network: str) ->
 def test_targets_follow_the_projected_weights() -> None:
     learner = agent(lr=0.1, target_tau=0.25)
     before = learner.algorithm.state.targets["critics_target"].clone()
-    opt_step(learner, batch())
+    learn(learner, batch())
     online = learner.algorithm.state.nets["critics"].params
     expected = 0.75 * before + 0.25 * online
     assert torch.allclose(learner.algorithm.state.targets["critics_target"], expected, atol=1e-6)

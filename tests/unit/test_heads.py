@@ -17,6 +17,7 @@ from border_cli.agents.params import TensorBatch
 from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.core.errors import UsageError
 from tests.faults.amounts import sampled
+from tests.learners import opt_step
 from tests.unit.test_dqn import full_agent
 
 T = torch.tensor
@@ -139,7 +140,7 @@ def learn(agent: NetworkAgent, rewards: Iterable[float]) -> list[float]:
     history = []
     for number, reward in enumerate(rewards, 1):
         batch = batch_of([reward] * 32)
-        agent.algorithm.opt_step(batch, number)
+        opt_step(agent.algorithm, batch, number)
         agent.algorithm.update_targets(number)
         history.append(float(values(agent).mean()))
     return history

@@ -20,6 +20,7 @@ from border_cli.agents.sac.config import SacConfig, Td3Config
 from border_cli.agents.sac.network import PolicyNetwork
 from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.envs.gym_spaces import env_spec
+from tests.learners import opt_step
 
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (4,), "float32"),)), ActionSpec("discrete", n=3))
 SWITCHES = list(product(HEADS, (False, True), (False, True)))
@@ -117,7 +118,7 @@ def test_importance_weights_scale_the_rows() -> None:
         n = len(obs["obs"])
         over = torch.ones(n, dtype=torch.bool)
         batch = TensorBatch(obs, T([1, 2])[rows], T([1.0, 5.0])[rows], torch.ones(n), over, obs, weight)
-        algorithm.opt_step(batch, 1)
+        opt_step(algorithm, batch, 1)
         gradients.append(algorithm.state.nets["online"].exp_avg)
     assert torch.allclose(*gradients)
 

@@ -46,7 +46,7 @@ def agent(leaf: ObsLeaf, *batches: Any) -> NetworkAgent:
 
 
 def encoders(learner: NetworkAgent) -> Sequence[Encoder]:
-    return learner.algorithm.encoders(learner.algorithm.networks)
+    return learner.algorithm.encoders
 
 
 def statistics(learner: NetworkAgent, rel: float = 1e-6) -> list[Any]:

@@ -51,12 +51,12 @@ def test_the_statistics_of_a_privileged_part_are_those_of_the_batches(agent: str
         for name in ("action", "reward", "discount", "terminated")
     }
     update_statistics(
-        algorithm.encoders(algorithm.networks),
+        algorithm.encoders,
         TensorBatch(obs=tensors(batch.obs), next_obs=tensors(batch.next_obs), **parts),
     )
     mean = batch.obs["obs.x"].mean(0)
     assert algorithm.networks["policy"].encoder.statistics() == []
-    for encoder in algorithm.encoders(algorithm.networks)[1:]:
+    for encoder in algorithm.encoders[1:]:
         assert len(encoder.statistics()) in (0, 3)
     critics = algorithm.networks["critics"].encoder.statistics()
     np.testing.assert_allclose(critics[0].numpy(), mean, rtol=1e-5)

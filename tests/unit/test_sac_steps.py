@@ -14,7 +14,7 @@ from border_cli.agents.actor_critic import SCALARS
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.agent import StepNoise, make_agent
 from border_cli.agents.sac.config import SacConfig, Td3Config, TqcConfig
-from tests.learners import sums
+from tests.learners import opt_step, sums
 from tests.unit.test_sac import T, small, spec
 
 
@@ -54,7 +54,7 @@ ROW = TensorBatch(OBS, T([[1.0]]), T([1.0]), T([0.9]), T([False]), OBS)
 def step_of(algorithm: Any, z: float, next_z: float, **others: Any) -> dict[str, float]:
     """Run an opt step with these standard normal numbers for the action and the next action, and other random numbers."""
     noise = StepNoise(T([[z]]), T([[next_z]]), **others)
-    algorithm.step(algorithm.networks, algorithm.state, ROW, noise, 1.0, 1)
+    algorithm.step(ROW, noise, 1.0, 1)
     return dict(zip(SCALARS, sums(algorithm), strict=True))
 
 
@@ -181,12 +181,12 @@ def test_a_learned_coefficient_moves_the_entropy_to_its_target(beyond: float, si
 def test_policy_metrics_are_means_over_opt_steps_that_update_the_policy(number: int) -> None:
     algorithm = make_agent(small(Td3Config), spec(), 0).algorithm
     for n in range(number, number + 3):  # one or two of three opt steps have an even number
-        algorithm.opt_step(batch(), n)
+        opt_step(algorithm, batch(), n)
     totals = dict(zip(SCALARS, sums(algorithm), strict=True))
     means = dict(zip(SCALARS, algorithm.state.stats.read()[0], strict=True))
     assert means["policy_loss"] == pytest.approx(totals["policy_loss"] / number)
     assert means["critic_loss"] == pytest.approx(totals["critic_loss"] / 3)
-    algorithm.opt_step(batch(), 1)
+    opt_step(algorithm, batch(), 1)
     means = dict(zip(SCALARS, algorithm.state.stats.read()[0], strict=True))
     assert {name for name, mean in means.items() if mean is None} == {"policy_loss", "entropy"}
 
@@ -195,7 +195,7 @@ def test_the_policy_and_the_targets_of_td3_change_every_second_opt_step() -> Non
     algorithm = make_agent(small(Td3Config, target_tau=0.25), spec(), 0).algorithm
     for number, changed in ((1, {"critics"}), (2, {"critics", "policy", "critics_target", "policy_target"})):
         before = {name: tensor.clone() for name, tensor in algorithm.tensors().items()}
-        algorithm.opt_step(batch(), number)
+        opt_step(algorithm, batch(), number)
         algorithm.update_targets(number)
         after = algorithm.tensors()
         networks = {name.partition(".")[0] for name in after if not torch.equal(after[name], before[name])}
@@ -216,7 +216,7 @@ def test_importance_weights_scale_the_rows() -> None:
             {"obs": whole.obs["obs"][:n]}, whole.action[:n], whole.reward[:n], whole.discount[:n],
             torch.ones(n, dtype=torch.bool), {"obs": whole.next_obs["obs"][:n]}, weight,
         )  # fmt: skip
-        algorithm.opt_step(part, 1)
+        opt_step(algorithm, part, 1)
         moments.append(algorithm.state.nets["critics"].exp_avg)
     assert torch.allclose(*moments, atol=1e-7)
 
@@ -224,6 +224,6 @@ def test_importance_weights_scale_the_rows() -> None:
 def test_a_coefficient_near_zero_can_grow_again() -> None:
     algorithm = make_agent(small(target_entropy=100.0, lr=0.01), spec(), 0).algorithm
     algorithm.state.nets["alpha"].params.fill_(-150.0)
-    algorithm.opt_step(batch(), 1)
+    opt_step(algorithm, batch(), 1)
     assert algorithm.state.stats.skipped_in_a_row.item() == 0
     assert algorithm.state.nets["alpha"].params.item() > -150.0

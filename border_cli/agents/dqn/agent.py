@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from border_cli.agents.agent import Family
-from border_cli.agents.algorithm import Algorithm, Learned, Networks
+from border_cli.agents.algorithm import Algorithm, Learned
 from border_cli.agents.branches import ArrayMask, by_branch, check_discrete, mask_actions, mean_of_branches
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead, make_head
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.memory import at_next, mean_of_rows, memory_columns, sequence_errors
-from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
+from border_cli.agents.params import TensorBatch, flat_gradient
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
@@ -220,21 +220,19 @@ class DqnAlgorithm(Algorithm):
             normals = list(_normal(self.rng, 3 * self._noise_size, device).split(self._noise_size))
         return StepNoise(*(Noise(tau, normal) for tau, normal in zip(taus, normals, strict=True)))
 
-    def learn(
-        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: StepNoise, variant: int
-    ) -> Learned:
+    def learn(self, batch: TensorBatch, noise: StepNoise, variant: int) -> Learned:
         config, head, d = self.config, self.head, len(self._branches)
         batch = by_branch(batch, d)
         if config.gru is None:
             with torch.no_grad():
-                target = self.targets(networks, batch, noise)
-            outputs = gather_action(networks["online"](batch.obs, noise.online), batch.action)
+                target = self.targets(batch, noise)
+            outputs = gather_action(self.networks["online"](batch.obs, noise.online), batch.action)
         else:
-            outputs, target = self._of_sequences(networks, batch, noise)
+            outputs, target = self._of_sequences(batch, noise)
         tau, valid = noise.online.tau, batch.extra.get("is_valid")
         losses = head.loss(outputs, target, tau if tau is None or d == 1 else tau.repeat_interleave(d, 0))
         loss = mean_of_rows(losses, valid, batch.weight)
-        gradients = {"online": flat_gradient(loss, networks["online"])}
+        gradients = {"online": flat_gradient(loss, self.networks["online"])}
         outputs, errors = outputs.detach(), None
         q, y = (mean_of_rows(v, valid) for v in (head.values(outputs), head.target_values(target)))
         if batch.weight is not None:
@@ -245,7 +243,7 @@ class DqnAlgorithm(Algorithm):
                 errors = errors.view(-1, d).mean(1)
         return Learned(gradients, {"loss": loss, "q_mean": q, "target_mean": y}, errors)
 
-    def targets(self, networks: Networks, batch: TensorBatch, noise: StepNoise) -> Tensor:
+    def targets(self, batch: TensorBatch, noise: StepNoise) -> Tensor:
         """(B, k) TD targets of rows; of D actions at once (B·D, k). A variant of DQN overrides it.
 
         D actions all bootstrap from their mean, as in BDQ, but from their own where distributions of fixed returns are
@@ -253,24 +251,22 @@ class DqnAlgorithm(Algorithm):
         """
         reward = batch.reward
         if self.config.munchausen is None:
-            next_outputs, q_select = self._next_outputs(networks, batch, noise)
+            next_outputs, q_select = self._next_outputs(batch, noise)
             best = gather_action(next_outputs, q_select.argmax(1))
         else:
-            best, bonus = self._munchausen(networks, batch, noise)
+            best, bonus = self._munchausen(batch, noise)
             reward = reward + self.config.munchausen * bonus
         if not isinstance(self.head, CategoricalHead):
             best = mean_of_branches(best, len(self._branches))
         return self.head.target(best, reward, batch.discount, batch.terminated)
 
-    def _next_outputs(
-        self, networks: Networks, batch: TensorBatch, noise: StepNoise
-    ) -> tuple[Tensor, Tensor]:
+    def _next_outputs(self, batch: TensorBatch, noise: StepNoise) -> tuple[Tensor, Tensor]:
         """In the next states: (B, n, k) outputs of the target network, and (B, n) values that select the action."""
-        outputs = networks["target"](batch.next_obs, noise.target)
+        outputs = self.networks["target"](batch.next_obs, noise.target)
         if self.config.double:
-            selecting = networks["online"](batch.next_obs, noise.select)
+            selecting = self.networks["online"](batch.next_obs, noise.select)
         elif noise.target.tau is not None:  # IQN: random levels for the target, fixed ones to select
-            selecting = networks["target"](batch.next_obs, noise.select)
+            selecting = self.networks["target"](batch.next_obs, noise.select)
         else:
             selecting = outputs
         return outputs, self._allowed(self.head.values(selecting), batch.next_obs)
@@ -279,15 +275,15 @@ class DqnAlgorithm(Algorithm):
         """(B, n) values, -inf for forbidden actions."""
         return mask_actions(values, obs, self._mask, self._branches)
 
-    def _munchausen(self, networks: Networks, batch: TensorBatch, noise: StepNoise) -> tuple[Tensor, Tensor]:
+    def _munchausen(self, batch: TensorBatch, noise: StepNoise) -> tuple[Tensor, Tensor]:
         """What the targets of Munchausen RL have in place of the best action, and add to the reward.
 
         (B, k) Σ_b π(b|s')·(output_b - τ·log π(b|s')), the soft value of the next state, and (B,) clipped τ·log π(a|s). π
         is the softmax of the target network's values by the temperature τ.
         """
         tau = self.config.munchausen_tau
-        next_outputs = networks["target"](batch.next_obs, noise.target)
-        now = (networks["target"](batch.obs, noise.select), batch.obs)
+        next_outputs = self.networks["target"](batch.next_obs, noise.target)
+        now = (self.networks["target"](batch.obs, noise.select), batch.obs)
         log_pi, next_log_pi = (  # finite, so that 0·log 0 is 0
             (self._allowed(self.head.values(outputs), obs) / tau).clamp(min=-1e30).log_softmax(1)
             for outputs, obs in (now, (next_outputs, batch.next_obs))
@@ -297,14 +293,12 @@ class DqnAlgorithm(Algorithm):
         value = (next_log_pi.exp() * (next_outputs - tau * next_log_pi)).sum(1)
         return value, bonus.clamp(self.config.munchausen_clip, 0.0)
 
-    def _of_sequences(
-        self, networks: Networks, batch: TensorBatch, noise: StepNoise
-    ) -> tuple[Tensor, Tensor]:
+    def _of_sequences(self, batch: TensorBatch, noise: StepNoise) -> tuple[Tensor, Tensor]:
         """(B·T, k) outputs and TD targets of networks with a memory. The next states are in the same sequences."""
-        online = networks["online"](batch.obs, noise.online, batch)  # (B, T + n, actions, k)
+        online = self.networks["online"](batch.obs, noise.online, batch)  # (B, T + n, actions, k)
         with torch.no_grad():
             next_ = batch.extra["next"]
-            next_outputs = at_next(networks["target"](batch.obs, noise.target, batch), next_)
+            next_outputs = at_next(self.networks["target"](batch.obs, noise.target, batch), next_)
             values = self.head.values(at_next(online, next_) if self.config.double else next_outputs)
             if self._mask is not None:
                 allowed = at_next(batch.obs[self._mask][:, self.config.burn_in :], next_)
@@ -320,7 +314,7 @@ class DqnAlgorithm(Algorithm):
         if not isinstance(self.head, CategoricalHead) or self.config.gru is not None:
             return {}
         batch = by_branch(batch, len(self._branches))
-        outputs, q_select = self._next_outputs(self.networks, batch, NO_STEP_NOISE)
+        outputs, q_select = self._next_outputs(batch, NO_STEP_NOISE)
         best = gather_action(outputs, q_select.argmax(1))
         clipped = self.head.share_clipped(best, batch.reward, batch.discount, batch.terminated)
         share = clipped.mean().item()

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alpha
 from border_cli.agents.agent import Family
-from border_cli.agents.algorithm import Learned, Networks, td_target
+from border_cli.agents.algorithm import Learned, td_target
 from border_cli.agents.branches import ArrayMask, by_branch, check_discrete, mask_actions, mean_of_branches
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.memory import mean_of_rows
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list
-from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
+from border_cli.agents.params import TensorBatch, flat_gradient
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.sac.network import StackedLinear, hidden_layers
 from border_cli.core.spaces import Array, EnvSpec, Obs
@@ -136,43 +136,41 @@ class DsacAlgorithm(ActorCriticAlgorithm):
 
     config: DsacConfig
 
-    def learn(
-        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: Any, variant: int
-    ) -> Learned:
-        branches, alpha = self.spec.action.branches, self.entropy_coef(networks)
+    def learn(self, batch: TensorBatch, noise: Any, variant: int) -> Learned:
+        branches, alpha = self.spec.action.branches, self.entropy_coef()
         d = len(branches)
         batch = by_branch(batch, d)
-        target = self._target(networks, batch, alpha)
-        all_values = networks["critics"](batch.obs)  # (critics, B·D, n)
+        target = self._target(batch, alpha)
+        all_values = self.networks["critics"](batch.obs)  # (critics, B·D, n)
         taken = batch.action.view(1, -1, 1).expand(len(all_values), -1, 1)
         values = all_values.gather(2, taken).squeeze(2)
         losses = 0.5 * (values - target).square().sum(0)
         critic_loss = mean_of_rows(losses, None, batch.weight)
-        gradients = {"critics": flat_gradient(critic_loss, networks["critics"])}
+        gradients = {"critics": flat_gradient(critic_loss, self.networks["critics"])}
         values, all_values = values.detach(), all_values.detach()
         scalars = {"critic_loss": critic_loss, "q_mean": values.mean(), "target_mean": target.mean()}
         scalars["entropy_coef"] = alpha.mean()
         if variant == 1:
-            log_p = log_probabilities(networks["policy"](batch.obs), batch.obs, self.spec)
+            log_p = log_probabilities(self.networks["policy"](batch.obs), batch.obs, self.spec)
             p = log_p.exp()
             entropies = -(p * log_p).sum(1)
             policy_loss = -(p * all_values.min(0).values).sum(1).mean() - (alpha * entropies).mean()
             entropy = entropies.detach().mean()
-            gradients["policy"] = flat_gradient(policy_loss, networks["policy"])
+            gradients["policy"] = flat_gradient(policy_loss, self.networks["policy"])
             target_entropy = self.config.target_entropy * sum(map(math.log, branches)) / d
-            gradients |= self.entropy_coef_gradient(networks, entropy, target_entropy)
+            gradients |= self.entropy_coef_gradient(entropy, target_entropy)
             scalars |= {"policy_loss": policy_loss, "entropy": entropy}
         errors = None if batch.weight is None else (values - target).abs().mean(0).view(-1, d).mean(1)
         return Learned(gradients, scalars, errors)
 
     @torch.no_grad()
-    def _target(self, networks: Networks, batch: TensorBatch, alpha: Tensor) -> Tensor:
+    def _target(self, batch: TensorBatch, alpha: Tensor) -> Tensor:
         """(B·D,) targets y = R + γ^m·V(s'), and R alone where terminated.
 
         V(s') = Σ_a π(a|s')·(min_k Q_k(s', a) - α·log π(a|s')), the mean of this for D actions at once.
         """
-        log_p = log_probabilities(networks["policy"](batch.next_obs), batch.next_obs, self.spec)
-        values = networks["critics_target"](batch.next_obs).min(0).values
+        log_p = log_probabilities(self.networks["policy"](batch.next_obs), batch.next_obs, self.spec)
+        values = self.networks["critics_target"](batch.next_obs).min(0).values
         value = mean_of_branches(
             (log_p.exp() * (values - alpha * log_p)).sum(1), len(self.spec.action.branches)
         )

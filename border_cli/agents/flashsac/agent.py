@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from border_cli.agents import actor_critic
 from border_cli.agents.actor_critic import critics_and_alpha
 from border_cli.agents.agent import Family
-from border_cli.agents.algorithm import Learned, Networks, td_target
+from border_cli.agents.algorithm import Learned, td_target
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.dqn.heads import CategoricalHead
 from border_cli.agents.flashsac.config import NARROW, FlashsacConfig
 from border_cli.agents.memory import mean_of_rows
 from border_cli.agents.nets import Encoder, in_float32, layer_list
-from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
+from border_cli.agents.params import TensorBatch, flat_gradient
 from border_cli.agents.sac.agent import (
     SacAlgorithm,
     SacPolicy,
@@ -319,23 +319,21 @@ class FlashsacAlgorithm(SacAlgorithm):
         std: float = cast(Any, self.config).target_std
         return 0.5 * self.bijector.n_free * math.log(2 * math.pi * math.e * std**2)
 
-    def learn(
-        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: StepNoise, variant: int
-    ) -> Learned:
+    def learn(self, batch: TensorBatch, noise: StepNoise, variant: int) -> Learned:
         """See `Algorithm.learn`. Current and next observations and actions are one batch of each network in training."""
-        rows, stats, alpha = len(batch.reward), BatchStats(), self.entropy_coef(networks)
-        critics: FlashsacCritics = networks["critics"]
+        rows, stats, alpha = len(batch.reward), BatchStats(), self.entropy_coef()
+        critics: FlashsacCritics = self.networks["critics"]
         statistics = critics.returns.updated(batch.extra[RETURN])
         for buffer, value in zip(critics.returns.buffers(), statistics, strict=True):
             stats.set(buffer, value)
         scale = reward_scale(*statistics[:3])
         obs = {name: torch.cat([now, batch.next_obs[name]]) for name, now in batch.obs.items()}
         with torch.no_grad():
-            parameters = networks["policy"](batch.next_obs)
+            parameters = self.networks["policy"](batch.next_obs)
             next_action, log_prob = sample_action(self.bijector, parameters, noise.next_action)
             action = torch.cat([batch.action.flatten(1), next_action])
             # The target network has no use for running statistics: each batch has its own.
-            next_logits = networks["critics_target"](obs, action, BatchStats())[:, rows:]
+            next_logits = self.networks["critics_target"](obs, action, BatchStats())[:, rows:]
             target = self.target(next_logits, alpha * log_prob, batch, scale)
         logits = critics(obs, action, stats)[:, :rows]
         losses = self.head.loss(logits, target, None).mean(0)
@@ -346,23 +344,23 @@ class FlashsacAlgorithm(SacAlgorithm):
         scalars = {"critic_loss": critic_loss, "q_mean": q, "target_mean": y}
         scalars |= {"entropy_coef": alpha.mean(), "reward_scale": scale}
         if variant == 1:
-            both = networks["policy"](obs, stats)
+            both = self.networks["policy"](obs, stats)
             parameters = ActionParameters(both.mean[:rows], both.std[:rows], both.features[:rows])
             chosen, log_prob = sample_action(self.bijector, parameters, noise.action)
             value = self.head.values(critics(batch.obs, chosen)).min(0).values
             policy_loss, entropy = (alpha * log_prob - value).mean(), -log_prob.detach().mean()
-            gradients["policy"] = flat_gradient(policy_loss, networks["policy"])
-            gradients |= self.entropy_coef_gradient(networks, entropy, self.target_entropy)
+            gradients["policy"] = flat_gradient(policy_loss, self.networks["policy"])
+            gradients |= self.entropy_coef_gradient(entropy, self.target_entropy)
             scalars |= {"policy_loss": policy_loss, "entropy": entropy}
         errors = None if batch.weight is None else (values - target_values).abs().mean(0) * scale
         return Learned(gradients, scalars, errors, stats)
 
-    def after_update(self, networks: Networks, learned: Learned, skip: Tensor) -> None:
+    def after_update(self, learned: Learned, skip: Tensor) -> None:
         """Set the running statistics, and project the weights of the networks that have learned."""
-        super().after_update(networks, learned, skip)
+        super().after_update(learned, skip)
         for name in ("critics", "policy"):
             if name in learned.gradients:
-                networks[name].trunk.project(skip)
+                self.networks[name].trunk.project(skip)
 
     def target(self, next_logits: Tensor, penalty: Tensor, batch: TensorBatch, scale: Tensor) -> Tensor:
         """(B, 101) probabilities of R/scale + γ^m·(z - α·log π(a'|s')), and of R/scale where terminated, on the atoms.

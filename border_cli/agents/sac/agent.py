@@ -17,10 +17,10 @@ from torch import Tensor
 
 from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alpha
 from border_cli.agents.agent import Family
-from border_cli.agents.algorithm import Learned, Networks, td_target
+from border_cli.agents.algorithm import Learned, td_target
 from border_cli.agents.batch_renorm import BatchStats
 from border_cli.agents.memory import STATE, at_next, mean_of_rows, memory_columns, sequence_errors
-from border_cli.agents.params import LearnerState, TensorBatch, flat_gradient
+from border_cli.agents.params import TensorBatch, flat_gradient
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.agents.sac.config import SacConfig
@@ -257,29 +257,27 @@ class SacAlgorithm(ActorCriticAlgorithm):
             dropout, next_dropout = to_device(is_kept * np.float32(1.0 / (1.0 - p)), self.device)
         return StepNoise(action, next_action, subset, dropout, next_dropout)
 
-    def learn(
-        self, networks: Networks, state: LearnerState, batch: TensorBatch, noise: StepNoise, variant: int
-    ) -> Learned:
+    def learn(self, batch: TensorBatch, noise: StepNoise, variant: int) -> Learned:
         """See `Algorithm.learn`. The weights of the batch, if it has any, multiply the critics' losses of the rows."""
-        config, alpha, valid = self.config, self.entropy_coef(networks), batch.extra.get("is_valid")
-        stats = None if "critics_target" in networks else BatchStats(state.nets["critics"].step)
+        config, alpha, valid = self.config, self.entropy_coef(), batch.extra.get("is_valid")
+        stats = None if "critics_target" in self.networks else BatchStats(self.state.nets["critics"].step)
         if valid is None:
             seen = Seen(*[batch.obs] * 2, *[batch.next_obs] * 2)
         else:
-            seen = _seen_by_memories(networks, batch)
-        values, target = self._values_and_target(networks, batch, seen, noise, alpha, stats)
+            seen = _seen_by_memories(self.networks, batch)
+        values, target = self._values_and_target(batch, seen, noise, alpha, stats)
         critic_loss = mean_of_rows(critic_losses(values, target, config.kappa), valid, batch.weight)
-        gradients = {"critics": flat_gradient(critic_loss, networks["critics"])}
+        gradients = {"critics": flat_gradient(critic_loss, self.networks["critics"])}
         q, y = (mean_of_rows(v, valid) for v in (values.detach().mean((0, 2)), target.mean(1)))
         scalars = {"critic_loss": critic_loss, "q_mean": q, "target_mean": y, "entropy_coef": alpha.mean()}
         if variant == 1:
-            policy_losses, log_prob = self._policy_losses(networks, seen, noise, alpha, stats)
+            policy_losses, log_prob = self._policy_losses(seen, noise, alpha, stats)
             policy_loss = mean_of_rows(policy_losses, valid)
-            gradients["policy"] = flat_gradient(policy_loss, networks["policy"])
+            gradients["policy"] = flat_gradient(policy_loss, self.networks["policy"])
             entropy = torch.zeros_like(policy_loss)
             if log_prob is not None:
                 entropy = -mean_of_rows(log_prob.detach(), valid)
-            gradients |= self.entropy_coef_gradient(networks, entropy, self.target_entropy)
+            gradients |= self.entropy_coef_gradient(entropy, self.target_entropy)
             scalars |= {"policy_loss": policy_loss, "entropy": entropy}
         errors = None
         if batch.weight is not None:
@@ -290,7 +288,6 @@ class SacAlgorithm(ActorCriticAlgorithm):
 
     def _values_and_target(
         self,
-        networks: Networks,
         batch: TensorBatch,
         seen: Seen,
         noise: StepNoise,
@@ -304,16 +301,16 @@ class SacAlgorithm(ActorCriticAlgorithm):
         """
         current = batch.action.reshape(-1, self.bijector.size)
         with torch.no_grad():
-            action, penalty = self._next_action(networks, seen, noise.next_action, alpha)
-        if "critics_target" not in networks:
+            action, penalty = self._next_action(seen, noise.next_action, alpha)
+        if "critics_target" not in self.networks:
             obs = {name: torch.cat([rows, seen.next_critics[name]]) for name, rows in seen.critics.items()}
-            both = networks["critics"](obs, torch.cat([current, action]), stats=stats)
+            both = self.networks["critics"](obs, torch.cat([current, action]), stats=stats)
             values, next_values = both.chunk(2, 1)
             next_values = next_values.detach()
         else:
-            values = networks["critics"](seen.critics, current, dropout=noise.dropout)
+            values = self.networks["critics"](seen.critics, current, dropout=noise.dropout)
             with torch.no_grad():
-                next_values = networks["critics_target"](
+                next_values = self.networks["critics_target"](
                     seen.next_critics, action, dropout=noise.next_dropout
                 )
         if noise.subset is not None:
@@ -322,12 +319,10 @@ class SacAlgorithm(ActorCriticAlgorithm):
         numbers = (part.flatten() for part in (batch.reward, batch.discount, batch.terminated))
         return values, td_target(next_values - penalty, *numbers)
 
-    def _next_action(
-        self, networks: Networks, seen: Seen, noise: Tensor, alpha: Tensor
-    ) -> tuple[Tensor, Tensor | float]:
+    def _next_action(self, seen: Seen, noise: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor | float]:
         """(B, d) actions in the next states, and (B, 1) α·log π of them, or 0."""
         config = self.config
-        parameters = networks.get("policy_target", networks["policy"])(seen.next_policy)
+        parameters = self.networks.get("policy_target", self.networks["policy"])(seen.next_policy)
         if config.policy == "gaussian":
             action, log_prob = sample_action(self.bijector, parameters, noise)
             return action, (alpha * log_prob).unsqueeze(1)
@@ -336,27 +331,28 @@ class SacAlgorithm(ActorCriticAlgorithm):
 
     def _policy_losses(
         self,
-        networks: Networks,
         seen: Seen,
         noise: StepNoise,
         alpha: Tensor,
         stats: BatchStats | None,
     ) -> tuple[Tensor, Tensor | None]:
         """(B,) losses, and (B,) log-probabilities of the actions if the policy is Gaussian. The critics are as they act."""
-        parameters = networks["policy"](seen.policy, stats)
+        parameters = self.networks["policy"](seen.policy, stats)
         critics_see = {name: rows.detach() for name, rows in seen.critics.items()}
         if self.config.policy == "deterministic":
             action, first = self.bijector.squash(parameters.mean), 1 if noise.subset is None else None
-            return -networks["critics"](critics_see, action, first, dropout=noise.dropout).mean((0, 2)), None
+            return -self.networks["critics"](critics_see, action, first, dropout=noise.dropout).mean(
+                (0, 2)
+            ), None
         action, log_prob = sample_action(self.bijector, parameters, noise.action)
-        values = networks["critics"](critics_see, action, dropout=noise.dropout)
+        values = self.networks["critics"](critics_see, action, dropout=noise.dropout)
         # SAC takes the minimum over the critics, REDQ the mean, and TQC the mean over all quantiles of all critics.
         is_min = values.shape[2] == 1 and noise.subset is None
         value = values.min(0).values.mean(1) if is_min else values.mean((0, 2))
         return alpha * log_prob - value, log_prob
 
 
-def _seen_by_memories(networks: Networks, batch: TensorBatch) -> Seen:
+def _seen_by_memories(networks: Mapping[str, Any], batch: TensorBatch) -> Seen:
     """States of the memories at the B·T rows of sequences. The target networks' are those of the next states."""
     next_, rows = batch.extra["next"], batch.reward.shape[1]
     policy, critics = networks["policy"].states(batch), networks["critics"].states(batch)
