@@ -95,7 +95,7 @@ def _parity(
 
 _ZOO = "RL Baselines3 Zoo"
 _ONE_THREAD = ("trainer=sync", "agent.compile=true")
-_LOWERED = ("agent.precision=bfloat16",)  # for long runs: an opt step takes about 0.6 of the time
+_LOWERED = ("agent.precision=bfloat16",)  # for long runs: an opt step takes about half of the time
 ROWS: tuple[Row, ...] = (
     *(
         _row(agent, "cartpole", 5, env_steps, Bar(f"500 (DQN, {_ZOO}, one seed)", mean=490), minutes)
