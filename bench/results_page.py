@@ -37,7 +37,8 @@ Results = dict[str, list[dict[str, Any]]]
 def write_pages(results: Results) -> bool:
     """Write the tables of what was run between the marks of each page. Returns whether every finished row meets its bar."""
     stored = [row for row in ROWS if results[row.name]]
-    bars, modes = ([row for row in stored if (row.table == "parity") is parity] for parity in (False, True))
+    modes = [row for row in stored if row.table == "parity"]
+    bars = [row for row in stored if row not in modes]
     pages = {name: [row for row in bars if row.env in envs] for name, envs in FAMILIES.items()}
     for name, rows in pages.items():
         budgets = [_budgets(rows, results, BUDGETS[name])] if name in BUDGETS else []
@@ -129,12 +130,13 @@ def _bars(rows: list[Row], results: Results) -> str:
 
 def _budgets(rows: list[Row], results: Results, budgets: Sequence[int]) -> str:
     """Returns by CPU-minutes: the last evaluation before, as the mean over the seeds; – once a run has ended."""
-    curves = {(row.env, row.label): [run["curve"] for run in results[row.name]] for row in rows}
-    for run in PEER_RUNS:
-        curves.setdefault((run.env, f"{run.agent} of {NAMES[run.agent]}"), []).append(run.curve)
     lines = []
-    for (env, agent), every in curves.items():
-        if found := list(filter(None, every)):
+    for env in dict.fromkeys(row.env for row in rows):
+        curves = {row.label: [run["curve"] for run in results[row.name]] for row in rows if row.env == env}
+        for run in PEER_RUNS:
+            if run.env == env and not run.is_missing:
+                curves.setdefault(f"{run.agent} of {NAMES[run.agent]}", []).append(run.curve)
+        for agent, found in curves.items():
             cells = [_at_budget(found, 60.0 * minutes) for minutes in budgets]
             lines.append([env, agent, str(len(found)), *cells])
     head = ["environment", "agent", "seeds", *(f"{minutes} CPU-minutes" for minutes in budgets)]

@@ -2,7 +2,7 @@
 
     python -m bench.peers.budgets [--only TEXT] [--list]
 
-Each run has one core, and ends after 120 CPU-minutes without its evaluations, which are stored as they happen in
+Each run has one core, and ends after 120 CPU-minutes, evaluations included, which are stored as they happen in
 bench/peers/curves/. A finished run is not repeated; one that was interrupted begins anew. `python -m bench.results
 --page-only` writes the page.
 """
@@ -84,7 +84,9 @@ def main() -> None:
 def train(run: PeerRun) -> None:
     """Train on one core until the CPU-minutes are used up, and store each evaluation."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # of the program too, which inherits it
-    hidden = (256, 256) if run.agent == "sac" else ()  # as published: sb3-contrib's own sizes
+    hidden = (
+        (256, 256) if run.agent == "sac" else ()
+    )  # (): sb3-contrib's own, critics of 1,024 units; the paper has 2,048
     task = Task(run.agent, run.env_id, hidden, 10_000_000, (), (SB3.name,), float("inf"), 5_000, run.agent)
     result: dict[str, Any] = {
         "machine": f"one of {machine()}",
@@ -96,16 +98,18 @@ def train(run: PeerRun) -> None:
         began = time.monotonic()
         program, evaluations = start_evaluated(task, SB3, Path(folder), run.seed)
         process = psutil.Process(program.pid)
-        for record in evaluations:
-            times = process.cpu_times()
-            seconds, cpu_s = time.monotonic() - began, times.user + times.system - record["eval_s"]
-            row = (record["env_steps"], seconds, cpu_s, record["return_mean"])
-            result["curve"].append([round(float(number), 2) for number in row])
-            run.path.write_text(json.dumps(result) + "\n", encoding="utf-8")
-            if cpu_s >= 60 * CPU_MINUTES:
-                program.terminate()
-                break
-        output, _ = program.communicate()
+        try:
+            for record in evaluations:
+                times = process.cpu_times()
+                seconds, cpu_s = time.monotonic() - began, times.user + times.system
+                row = (record["env_steps"], seconds, cpu_s, record["return_mean"])
+                result["curve"].append([round(float(number), 2) for number in row])
+                run.path.write_text(json.dumps(result) + "\n", encoding="utf-8")
+                if cpu_s >= 60 * CPU_MINUTES:
+                    break
+        finally:
+            program.terminate()
+            output, _ = program.communicate()
     if run.is_missing:
         raise SystemExit(f"{program.args!r} ended with {program.returncode}:\n{output}")
 

@@ -64,9 +64,8 @@ class NetworkAgent:
         if interval is not None and self.opt_steps and self.opt_steps % interval == 0:
             self._reset(self.opt_steps // interval)
         number = self.opt_steps + 1
-        noise, variant, lr_scale = (
-            algorithm.noise(len(batch.reward)), algorithm.variant(number), config.lr_scale(number)
-        )  # fmt: skip
+        noise, variant = algorithm.noise(len(batch.reward)), algorithm.variant(number)
+        lr_scale = config.lr_scale(number)
         if variant in algorithm.graphs:
             errors = algorithm.graphs[variant](batch, noise, lr_scale)
         else:

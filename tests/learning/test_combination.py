@@ -17,14 +17,8 @@ SETTINGS = {"dqn": ["agent.epsilon_env_steps=2000"], "dsac": ["agent.target_entr
 def test_an_agent_learns_all_of_them(agent: str, workplace: Path) -> None:
     run = train(
         *(f"agent={agent}", "env=gym", "env.entry_point=tests.unit.test_branches:Combination"),
-        *(
-            "trainer=sync",
-            "agent.gamma=0.5",
-            "agent.lr=1e-3",
-            *SETTINGS[agent],
-            "trainer.opt_interval=2",
-            "seed=0",
-        ),
+        *("trainer=sync", "trainer.opt_interval=2", "seed=0"),
+        *("agent.gamma=0.5", "agent.lr=1e-3", *SETTINGS[agent]),
         *("trainer.eval_interval=250", "evaluator.episodes=20", "trainer.stop_return=29"),
         *("trainer.max_env_steps=8000", "recorder.tensorboard=false"),
     )

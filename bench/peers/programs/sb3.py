@@ -43,7 +43,7 @@ def make_model(task: Task) -> OffPolicyAlgorithm:
         return algorithm(
             "MlpPolicy",
             gym.make(task.env_id),
-            learning_starts=10_000,
+            learning_starts=5_000 if algorithm is CrossQ else 10_000,
             policy_kwargs=policy,
             seed=task.seed,
             device=task.device,

@@ -264,7 +264,7 @@ class SacAlgorithm(ActorCriticAlgorithm):
         if valid is None:
             seen = Seen(*[batch.obs] * 2, *[batch.next_obs] * 2)
         else:
-            seen = _seen_by_memories(self.networks, batch)
+            seen = self._seen_by_memories(batch)
         values, target = self._values_and_target(batch, seen, noise, alpha, stats)
         critic_loss = mean_of_rows(critic_losses(values, target, config.kappa), valid, batch.weight)
         gradients = {"critics": flat_gradient(critic_loss, self.networks["critics"])}
@@ -285,6 +285,16 @@ class SacAlgorithm(ActorCriticAlgorithm):
             if valid is not None:
                 errors = sequence_errors(errors.view(valid.shape), valid, config.priority_max_share)
         return Learned(gradients, scalars, errors, stats)
+
+    def _seen_by_memories(self, batch: TensorBatch) -> Seen:
+        """States of the memories at the B·T rows of sequences. The target networks' are those of the next states."""
+        networks, next_, rows = self.networks, batch.extra["next"], batch.reward.shape[1]
+        policy, critics = networks["policy"].states(batch), networks["critics"].states(batch)
+        with torch.no_grad():
+            of_target = networks["policy_target"].states(batch) if "policy_target" in networks else policy
+            next_critics = networks["critics_target"].states(batch)
+        parts = policy[:, :rows].flatten(0, 1), critics[:, :rows].flatten(0, 1), of_target, next_critics
+        return Seen(*({STATE: part if part.dim() == 2 else at_next(part, next_)} for part in parts))
 
     def _values_and_target(
         self,
@@ -341,26 +351,14 @@ class SacAlgorithm(ActorCriticAlgorithm):
         critics_see = {name: rows.detach() for name, rows in seen.critics.items()}
         if self.config.policy == "deterministic":
             action, first = self.bijector.squash(parameters.mean), 1 if noise.subset is None else None
-            return -self.networks["critics"](critics_see, action, first, dropout=noise.dropout).mean(
-                (0, 2)
-            ), None
+            values = self.networks["critics"](critics_see, action, first, dropout=noise.dropout)
+            return -values.mean((0, 2)), None
         action, log_prob = sample_action(self.bijector, parameters, noise.action)
         values = self.networks["critics"](critics_see, action, dropout=noise.dropout)
         # SAC takes the minimum over the critics, REDQ the mean, and TQC the mean over all quantiles of all critics.
         is_min = values.shape[2] == 1 and noise.subset is None
         value = values.min(0).values.mean(1) if is_min else values.mean((0, 2))
         return alpha * log_prob - value, log_prob
-
-
-def _seen_by_memories(networks: Mapping[str, Any], batch: TensorBatch) -> Seen:
-    """States of the memories at the B·T rows of sequences. The target networks' are those of the next states."""
-    next_, rows = batch.extra["next"], batch.reward.shape[1]
-    policy, critics = networks["policy"].states(batch), networks["critics"].states(batch)
-    with torch.no_grad():
-        of_target = networks["policy_target"].states(batch) if "policy_target" in networks else policy
-        next_critics = networks["critics_target"].states(batch)
-    parts = policy[:, :rows].flatten(0, 1), critics[:, :rows].flatten(0, 1), of_target, next_critics
-    return Seen(*({STATE: part if part.dim() == 2 else at_next(part, next_)} for part in parts))
 
 
 def sample_action(
