@@ -241,7 +241,7 @@ def test_a_users_files_take_missing_keys_from_the_schema(tmp_path):
     )
     config = composed(*words, config_dir=str(tmp_path / "my conf"))
     assert config.env.kwargs == {"n": 1, "m": 2}
-    assert (config.agent.hidden, config.agent.lr) == ([4], 1e-3)
+    assert (config.agent.hidden, config.agent.lr) == ([4], 3e-4)
     assert (config.buffer.type, config.buffer.capacity) == ("uniform", 50_000)
 
 

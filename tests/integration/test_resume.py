@@ -322,7 +322,7 @@ def test_a_run_that_is_done_needs_a_larger_budget(
     ("args", "message"),
     [
         (["agent=dqn"], "agent=dqn chooses a group"),
-        (["agent.lr=0.5"], "cannot change within a run: agent.lr: 0.001 → 0.5"),
+        (["agent.lr=0.5"], "cannot change within a run: agent.lr: 0.0003 → 0.5"),
         (["trainer.max_opt=9"], "nearest: trainer.max_opts"),
         (["hydra.run.dir=x"], "is not possible with it"),
         (["trainer.max_opts=1,2"], "has several values"),

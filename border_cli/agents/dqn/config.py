@@ -250,7 +250,7 @@ class R2d2Config(DqnConfig):
     """R2D2 (Kapturowski et al., 2019) on one machine. Prioritised replay and n-step transitions are options of `buffer`."""
 
     type: str = override_default(DqnConfig, "type", "r2d2")
-    lr: float = override_default(DqnConfig, "lr", 1e-3)
+    lr: float = override_default(DqnConfig, "lr", 1e-3)  # the published 1e-4 is for far longer runs
     batch_size: int = override_default(DqnConfig, "batch_size", 32)
     gru: int | None = override_default(DqnConfig, "gru", 64)
     dueling: bool = override_default(DqnConfig, "dueling", True)
