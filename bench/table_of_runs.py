@@ -171,7 +171,7 @@ ROWS: tuple[Row, ...] = (
             way="sync",
             minutes=minutes,
         )
-        for env, mean, values, every, of_flashsac in (
+        for env, mean, values, durations, of_flashsac in (
             ("halfcheetah", 7500, ("8,112", "9,815"), (15, 30), ()),
             ("hopper", 2500, ("2,764", "2,121"), (15, 30), ()),
             ("walker2d", 2500, ("3,914", "3,299"), (15, 30), ()),
@@ -179,8 +179,8 @@ ROWS: tuple[Row, ...] = (
             ("humanoid", 2500, ("2,603", "6,138"), (30, 90), ()),
         )
         for agent, value, sizes, minutes, args in (
-            ("crossq", f"{values[0]} (Bhatt et al.)", "critics of 2,048 units", every[0], ()),
-            ("flashsac", f"{values[1]} (Kim et al.)", "wider networks", every[1], of_flashsac),
+            ("crossq", f"{values[0]} (Bhatt et al.)", "critics of 2,048 units", durations[0], ()),
+            ("flashsac", f"{values[1]} (Kim et al.)", "wider networks", durations[1], of_flashsac),
         )
     ),
     Row(

@@ -2,7 +2,7 @@
 
     python -m bench.peers.budgets [--only TEXT] [--list]
 
-Each run has one core, and ends after 120 CPU-minutes, evaluations included, which are stored as they happen in
+Each run has one core and ends after 120 CPU-minutes, its evaluations included. They are stored as they happen, in
 bench/peers/curves/. A finished run is not repeated; one that was interrupted begins anew. `python -m bench.results
 --page-only` writes the page.
 """
@@ -84,9 +84,8 @@ def main() -> None:
 def train(run: PeerRun) -> None:
     """Train on one core until the CPU-minutes are used up, and store each evaluation."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # of the program too, which inherits it
-    hidden = (
-        (256, 256) if run.agent == "sac" else ()
-    )  # (): sb3-contrib's own, critics of 1,024 units; the paper has 2,048
+    # sb3-contrib's own networks of CrossQ have critics of 1,024 units; the paper's have 2,048.
+    hidden = (256, 256) if run.agent == "sac" else ()
     task = Task(run.agent, run.env_id, hidden, 10_000_000, (), (SB3.name,), float("inf"), 5_000, run.agent)
     result: dict[str, Any] = {
         "machine": f"one of {machine()}",

@@ -121,9 +121,9 @@ class Algorithm(ABC):
         return learned.errors
 
     def on(self, state: LearnerState) -> Algorithm:
-        """The same algorithm with another state, to trace an opt step. All but `networks` is shared."""
+        """The same algorithm with another state, to trace an opt step. It shares all but `networks` with this one."""
         other = copy.copy(self)
-        other.state, other.networks, other.graphs = state, self._bind(state), {}
+        other.state, other.networks = state, self._bind(state)
         return other
 
     @property

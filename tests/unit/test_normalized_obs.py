@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,22 +40,18 @@ def agent(leaf: ObsLeaf, *batches: Any) -> NetworkAgent:
     config = DqnConfig(hidden=[4], normalize_obs=True)
     learner = make_agent(config, EnvSpec(ObsSpec((leaf,)), DISCRETE), seed=0)
     for obs in batches:
-        update_statistics(encoders(learner), batch_of(obs))
+        update_statistics(learner.algorithm.encoders, batch_of(obs))
     return learner
-
-
-def encoders(learner: NetworkAgent) -> Sequence[Encoder]:
-    return learner.algorithm.encoders
 
 
 def statistics(learner: NetworkAgent, rel: float = 1e-6) -> list[Any]:
     """Means, variances and count of the acting network."""
-    mean, std, count = encoders(learner)[0].statistics()
+    mean, std, count = learner.algorithm.encoders[0].statistics()
     return [mean.tolist(), pytest.approx(std.square().tolist(), rel=rel), count.item()]
 
 
 def normalized(learner: NetworkAgent, obs: Any) -> Any:
-    z: Tensor = encoders(learner)[0]({"obs": torch.as_tensor(obs, dtype=torch.float32)})
+    z: Tensor = learner.algorithm.encoders[0]({"obs": torch.as_tensor(obs, dtype=torch.float32)})
     return pytest.approx(z.numpy(), abs=0.01)
 
 
@@ -99,9 +94,9 @@ def test_statistics_by_hand(
 
 def test_from_the_ten_thousandth_batch_on_a_new_one_has_the_weight_1_in_10000() -> None:
     learner = agent(box(1))
-    mean, std, count = encoders(learner)[0].statistics()
+    mean, std, count = learner.algorithm.encoders[0].statistics()
     mean.data.fill_(1.0), std.data.fill_(2.0), count.data.fill_(10_000.0)
-    update_statistics(encoders(learner), batch_of([[1001.0], [1001.0]]))
+    update_statistics(learner.algorithm.encoders, batch_of([[1001.0], [1001.0]]))
     variance = 0.9999 * 4.0 + 0.0001 * 0.9999 * 1000.0**2
     assert statistics(learner) == [[pytest.approx(1.1)], [variance], 10_000.0]
 
@@ -152,7 +147,7 @@ def test_opt_steps_update_the_statistics_of_all_networks_alike(name: str) -> Non
     learner = make_learner(name, normalize_obs=True, **settings)
     for seed in range(5):
         batch = learners.batch_of(name, seed)
-        expected = encoders(learner)[0].updated_statistics({"obs.x": T(batch.obs["obs.x"])})
+        expected = learner.algorithm.encoders[0].updated_statistics({"obs.x": T(batch.obs["obs.x"])})
         learn_from(learner, batch)
         for network in networks(learner):
             assert all(map(torch.equal, network.encoder.statistics(), expected))  # type: ignore[union-attr]
@@ -168,6 +163,6 @@ def test_the_statistics_of_another_agent_are_taken_over_by_all_networks() -> Non
     for seeds in ((), [9]):  # before and after an opt step
         for learner in (source, target):
             learn("sac", learner, seeds)
-        expected = encoders(source)[0].statistics()
-        for encoder in encoders(target):
+        expected = source.algorithm.encoders[0].statistics()
+        for encoder in target.algorithm.encoders:
             assert all(map(torch.equal, encoder.statistics(), expected))
