@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from border_cli.actors.actor import run_actor
 from border_cli.actors.manager import ActorHandle, Link
@@ -60,15 +60,6 @@ class RemoteSetup:
     state: State | None = None
 
 
-class Orders(NamedTuple):
-    """What the learner tells an actor, see `ActorStatus`. wants_state: in lockstep, whether it is to send its state."""
-
-    credit: int
-    global_env_steps: int
-    stop: bool
-    wants_state: bool
-
-
 @dataclass(frozen=True)
 class Reply:
     """What an actor tells the learner. seconds: since its first env step, 0 before it; for the others see `ActorStatus`."""
@@ -97,15 +88,20 @@ class RemoteActor:
         log_through(self.send, f"actor {setup.actor_id.actor}", setup.level)
         threading.Thread(target=self._run, args=(setup,), name="actor", daemon=True).start()
 
-    def collect(self, orders: Orders, *models: ModelInfo) -> Reply:
-        """Apply what the learner sends, and wait for chunks; only briefly if the actor does not act."""
+    def collect(
+        self, credit: int, env_steps: int, stop: bool, wants_state: bool, *models: ModelInfo
+    ) -> Reply:
+        """Apply what the learner sends, and wait for chunks; only briefly if the actor does not act.
+
+        wants_state: in lockstep, whether the actor is to send its state · for the others see `ActorStatus`.
+        """
         status = self._status
         with self._changed:
             for model in models:
                 self._models.publish(model)
-            self._wants_state |= orders.wants_state
-            self._all_status.grant([orders.credit], orders.global_env_steps)
-            if orders.stop:
+            self._wants_state |= wants_state
+            self._all_status.grant([credit], env_steps)
+            if stop:
                 self._all_status.request_stop()
             chunks: list[Chunk] = []
 
@@ -239,8 +235,8 @@ class RayChild:
         is_new = now != self._last_told or self._wants_state or newest > self._sent
         if self.exit_reason or self.call is not None or not (is_new or self._pause.passed):
             return
-        orders = Orders(status.credit, status.global_env_steps, status.stop_requested, self._wants_state)
-        self.call = self._actor.collect.remote(orders, *self._link.models_after(self._sent))
+        orders = status.credit, status.global_env_steps, status.stop_requested, self._wants_state
+        self.call = self._actor.collect.remote(*orders, *self._link.models_after(self._sent))
         self._last_told, self._wants_state, self._sent = now, False, newest
 
     def exited(self) -> bool:

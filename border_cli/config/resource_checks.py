@@ -1,4 +1,4 @@
-"""What a run takes of a machine, by arithmetic, and whether it fits: memory, disk, descriptors, processes.
+"""What a run takes of a machine, by arithmetic, and whether it fits: memory, disk, descriptors.
 
 `border_cli.run.preflight` calls the checks.
 """
@@ -31,12 +31,6 @@ LEARNER_DESCRIPTORS = 64
 """Measured: 14 in a run of one actor; the rest is for environments of the evaluation and for files of a checkpoint."""
 ACTOR_DESCRIPTORS = 5
 """Descriptors of the learner for each other process: its pipe, the ends of its process, what wakes it. Measured."""
-HELPER_TASKS = 8
-"""Forkserver, resource tracker, the child that makes the environment once, and threads that write."""
-ACTOR_TASKS = 2
-"""Threads of an actor or an evaluator: its loop, and one that watches the learner."""
-RECORDER_TASKS = 16
-"""Threads of a recorder with its own process. Measured: 11 with Weights & Biases, its service included."""
 MEMORY_SHARE = 0.9
 """Of the free memory: the rest is for environments and for what others start meanwhile."""
 
@@ -121,13 +115,6 @@ def compute_threads(config: TrainConfig) -> int:
     return threads(config) + processes(config) - 1 - recorder_processes(config)
 
 
-def tasks_need(config: TrainConfig, cpus: int) -> int:
-    """Processes and threads that a run may have at once. A numeric library starts one thread per CPU at import."""
-    recorders = recorder_processes(config)
-    others = processes(config) - 1 - recorders
-    return threads(config) + cpus + HELPER_TASKS + ACTOR_TASKS * others + RECORDER_TASKS * recorders
-
-
 def descriptors_need(config: TrainConfig) -> int:
     """File descriptors that the learner holds at most, without those of its environments."""
     return LEARNER_DESCRIPTORS + ACTOR_DESCRIPTORS * (processes(config) - 1)
@@ -148,17 +135,6 @@ def check_descriptors(config: TrainConfig) -> None:
     raise ResourceError(
         f"n_actors={n_actors(config)} needs {need} file descriptors, and this process may hold {hard}",
         allowed=f"a higher limit (`ulimit -n {need}`), or fewer actors",
-    )
-
-
-def check_tasks(config: TrainConfig) -> None:
-    """Raise ResourceError where fewer processes and threads may be started than a run has."""
-    need, free = tasks_need(config, machine.cpus()), machine.free_tasks()
-    if free is None or need <= free:
-        return
-    raise ResourceError(
-        f"n_actors={n_actors(config)} needs {need} processes and threads, and {free} more may be started",
-        allowed="a higher limit (`ulimit -u`, or pids.max of the control group), or fewer actors",
     )
 
 

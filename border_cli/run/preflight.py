@@ -91,7 +91,6 @@ def preflight(
         replay_on_gpu=_replay_on_gpu(config, sizes.replay),
     )
     resource_checks.check_descriptors(resolved)
-    resource_checks.check_tasks(resolved)
     resource_checks.check_memory(resolved, sizes)
     if not resuming:  # the run has most of what it needs already
         resource_checks.check_disk(resolved, sizes, folder)
@@ -99,14 +98,13 @@ def preflight(
 
 
 def _check_machine(config: TrainConfig, folder: Path) -> None:
-    """Check the folder, and descriptors and processes for the actors that `auto` may choose if env steps do not wait."""
+    """Check the folder, and descriptors for the actors that `auto` may choose if env steps do not wait."""
     with writing(folder), tempfile.TemporaryFile(dir=machine.existing(folder)) as file:
         file.write(bytes(4096))
         file.flush()
         os.fsync(file.fileno())
-    largest = replace(config, n_actors=throughput.most_actors(config, machine.cpus()))
-    resource_checks.check_descriptors(largest)
-    resource_checks.check_tasks(largest)
+    most_actors = throughput.most_actors(config, machine.cpus())
+    resource_checks.check_descriptors(replace(config, n_actors=most_actors))
 
 
 def _check_imports(config: TrainConfig) -> None:

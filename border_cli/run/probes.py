@@ -30,7 +30,7 @@ from border_cli.core.spaces import EnvSpec
 from border_cli.core.types import AFTER_TRAINING, MAX_STEP, Items, empty_items
 from border_cli.run import factories
 from border_cli.runtime import machine, seeding
-from border_cli.runtime.child import ChildError, run_in_child
+from border_cli.runtime.child import Child, ChildError, call
 from border_cli.runtime.stopping import StopFlag
 
 _logger = logging.getLogger(__name__)
@@ -98,7 +98,8 @@ def acting(
     configs = [replace(config, actor_manager=replace(manager, envs_per_actor=n)) for n in counts]
     limit_s = len(configs) * (making_s(config) + 10 * seconds)
     try:
-        acted: list[tuple[float, float]] = run_in_child(act_alone, (configs, seconds), limit_s, stop.check)
+        child = Child("act alone", call, (act_alone, (configs, seconds)))
+        acted: list[tuple[float, float]] = child.answer(limit_s, stop.check)
     except (TimeoutError, ChildError) as e:
         allowed = "a higher actor_manager.start_timeout_s" if isinstance(e, TimeoutError) else ""
         raise UsageError(f"an actor cannot be tried: {first_line(e)}", allowed=allowed) from e

@@ -59,7 +59,7 @@ class Child:
     Args:
         name: of the process, and the prefix of what it logs.
         main: importable by its path. What it needs is imported in the child, so a failing import is an error of the child.
-        args: pickled; memory and pipes are shared.
+        args: pickled; shared blocks and events are passed on.
         nice: by how much its priority is lower.
         trains: it is a job: it starts children itself, has the priority, threads and devices of its client, and SIGTERM
             ends it until it handles that.
@@ -142,7 +142,10 @@ class Child:
     @property
     def exit_reason(self) -> str:
         """How it ended, such as "was killed by SIGKILL"."""
-        return "has not ended" if self._ended is None else describe_exit(self._ended.code)
+        if (code := self.exit_code or 0) >= 0:
+            return f"exited with code {code}"
+        names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
 
     @property
     def last_output(self) -> str:
@@ -243,25 +246,6 @@ class Child:
 def call(_: Reporter, function: Any, args: tuple[Any, ...]) -> Any:
     """The main function of a child that only calls a function."""
     return function(*args)
-
-
-def run_in_child(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    timeout_s: float,
-    waiting: Callable[[], None] = lambda: None,
-) -> Any:
-    """The result of `function(*args)` in a child process, which has ended when this returns. Raises as `Child.answer`."""
-    name = getattr(function, "__name__", "child")
-    return Child(name, call, (function, args)).answer(timeout_s, waiting)
-
-
-def describe_exit(exitcode: int) -> str:
-    """How a process ended, in words."""
-    if exitcode >= 0:
-        return f"exited with code {exitcode}"
-    names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
-    return f"was killed by {names.get(-exitcode, f'signal {-exitcode}')}"
 
 
 def log_here(record: logging.LogRecord) -> None:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import multiprocessing
 import os
-import select
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import context, reduction, spawn, util
+from multiprocessing import reduction, spawn, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,8 @@ from typing import Any
 import psutil
 
 from border_cli.runtime.stopping import blocked
-from border_cli.runtime.transport import SharedBlock, resource_errors
-from border_cli.runtime.worker import PassedDescriptor, Setup
+from border_cli.runtime.transport import SharedBlock, passed, pickling, resource_errors
+from border_cli.runtime.worker import Setup
 
 LIGHT_PRELOAD = ("gymnasium", "border_cli.run.factories", "border_cli.actors.actor")
 """Imported for the child that makes the environment for a look at its spaces."""
@@ -86,17 +84,15 @@ def start(setup: Setup, function: Callable[..., Any], args: tuple[Any, ...], pip
     """Ask for a child. Its messages come through the connection that is returned. Raises ResourceError."""
     ours, theirs = connected(setup.name)
     with contextlib.closing(theirs):
-        passing = _Passing()
-        context.set_spawning_popen(passing)  # type: ignore[arg-type]
-        try:
+        with pickling:
+            passed.clear()
             content = bytes(reduction.ForkingPickler.dumps((function, args)))
-        finally:
-            context.set_spawning_popen(None)
+            descriptors = list(passed)
         data = reduction.ForkingPickler.dumps((_preload, setup, content))
         with contextlib.closing(SharedBlock(len(data), f"the arguments of {setup.name}")) as block:
             os.pwrite(block.fileno(), data, 0)
             with resource_errors(f"starting {setup.name}"):
-                _request([theirs.fileno(), block.fileno(), pipe, *passing.descriptors])
+                _request([theirs.fileno(), block.fileno(), pipe, *descriptors])
     return ours
 
 
@@ -115,7 +111,7 @@ def become_client(descriptor: int) -> None:
     """Use this socket for the requests of this process."""
     global _link
     _link = _Link(socket.socket(fileno=descriptor), None)
-    _link.socket.setblocking(False)
+    _link.socket.settimeout(_REQUEST_S)
 
 
 def preparation(name: str) -> dict[str, Any]:
@@ -133,28 +129,11 @@ def preparation(name: str) -> dict[str, Any]:
     return data
 
 
-class _Passing:
-    """Takes the place of multiprocessing's `Popen` while arguments are pickled: it collects their descriptors."""
-
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-
-    def duplicate_for_child(self, descriptor: int) -> int:
-        self.descriptors.append(descriptor)
-        return len(self.descriptors) - 1
-
-    DupFd = PassedDescriptor
-
-
 def _request(descriptors: Sequence[int]) -> None:
     """Send a request, if need be to a new server. Raises OSError."""
     for last in (False, True):
         link = _link or _start_server()
         try:
-            poll = select.poll()  # select.select knows the first 1,024 descriptors alone
-            poll.register(link.socket, select.POLLOUT)
-            if not poll.poll(1e3 * _REQUEST_S):
-                raise OSError(errno.EAGAIN, "the process that starts others does not answer")
             socket.send_fds(link.socket, [b"s"], list(descriptors))
             return
         except (BrokenPipeError, ConnectionResetError):
@@ -179,7 +158,7 @@ def _start_server() -> _Link:
             pass_fds=(theirs.fileno(),),
             env=os.environ | CHILD_ENVIRONMENT,
         )
-    ours.setblocking(False)
+    ours.settimeout(_REQUEST_S)
     _link = _Link(ours, process)
     return _link
 

@@ -62,7 +62,7 @@ def serve(descriptor: int, preload: Sequence[str] = ()) -> NoReturn:
 
 @dataclass(eq=False)
 class _Running:
-    """A child. printed: what it prints · left_out: bytes that its output file has not taken."""
+    """A child. printed: what it prints."""
 
     name: str
     client: socket.socket
@@ -70,7 +70,6 @@ class _Running:
     printed: int
     file: str | None
     tail: bytes = b""
-    left_out: int = 0
     code: int = 0
     report_due: float = 0.0
 
@@ -83,7 +82,7 @@ class _Server:
         self._running: dict[int, _Running] = {}
         self._ended: list[_Running] = []  # to be reported
         self._left: dict[int, float] = {}  # what children have left behind, and when it is killed
-        self._last_writer: dict[str, str] = {}
+        self._last_writer: dict[Path, str] = {}
         self._wakeup = os.pipe()
         for end in self._wakeup:
             os.set_blocking(end, False)
@@ -206,21 +205,21 @@ class _Server:
             self._close_printed(running)
             return False
         running.tail = (running.tail + data)[-_TAIL:]
-        if (file := running.file) is None:
-            return True
-        size = Path(file).stat().st_size if Path(file).exists() else 0
-        kept = data[: max(0, MOST_OUTPUT - size)]
-        if kept:
-            text = kept
-            if self._last_writer.get(file) != running.name:
-                self._last_writer[file] = running.name
-                text = f"==> {running.name} <==\n".encode() + text
-            if size + len(kept) >= MOST_OUTPUT:
-                text += f"\n==> full ({MOST_OUTPUT >> 20} MiB): what follows is left out <==\n".encode()
-            if not _append(file, text):
-                kept = b""
-        running.left_out += len(data) - len(kept)
+        if running.file is not None:
+            with contextlib.suppress(OSError):  # the disk does not take it
+                self._append(Path(running.file), running.name, data)
         return True
+
+    def _append(self, file: Path, name: str, data: bytes) -> None:
+        """Append what a child has printed to a file. A full one is renamed first, and replaces the one before it."""
+        if file.exists() and file.stat().st_size >= MOST_OUTPUT:
+            file.replace(file.with_name(f"{file.name}.old"))
+            self._last_writer.pop(file, None)
+        if self._last_writer.get(file) != name:
+            self._last_writer[file] = name
+            data = f"==> {name} <==\n".encode() + data
+        with file.open("ab", buffering=0) as opened:
+            opened.write(data)
 
     def _close_printed(self, running: _Running) -> None:
         if running.printed >= 0:
@@ -260,22 +259,11 @@ class _Server:
             self._ended.remove(running)
             while running.printed >= 0 and self._copy(running):
                 pass
-            if running.file is not None and running.left_out:
-                head = f"\n==> {running.name}: {running.left_out} bytes left out, which end with <==\n"
-                _append(running.file, head.encode() + running.tail + b"\n")
             self._close_printed(running)
             _tell(running.status, Ended(running.code, running.tail.decode("utf-8", "replace")))
             with contextlib.suppress(KeyError, ValueError):  # the client has closed its end
                 self._selector.unregister(running.status.fileno())
             running.status.close()
-
-
-def _append(file: str, data: bytes) -> bool:
-    """Append to a file. False where the disk does not take it."""
-    with contextlib.suppress(OSError), Path(file).open("ab", buffering=0) as opened:
-        opened.write(data)
-        return True
-    return False
 
 
 def _tell(status: Connection, message: object) -> None:

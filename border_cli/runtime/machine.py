@@ -1,4 +1,4 @@
-"""CPUs, GPUs, memory, disk and processes of this machine, and how much is free, by control groups too."""
+"""CPUs, GPUs, memory and disk of this machine, and how much is free, by control groups too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import re
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,21 +29,6 @@ def available_memory() -> int:
                 cached = re.search(rf"^{cache} (\d+)", _text(group / "memory.stat"), re.MULTILINE)
                 left.append(max(0, most - max(0, now - (int(cached[1]) if cached else 0))))
     return min(left)
-
-
-def free_tasks() -> int | None:
-    """Processes and threads that may still be started; None where nothing limits them."""
-    left = []
-    limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
-    if limit != resource.RLIM_INFINITY and user != 0:
-        every = psutil.process_iter(["uids", "num_threads"])
-        mine = (p.info for p in every if p.info["uids"] and p.info["uids"].real == user)
-        left.append(limit - sum(info["num_threads"] or 0 for info in mine))
-    for group in _cgroups("pids"):
-        most, now = _number(group / "pids.max"), _number(group / "pids.current")
-        if most is not None and now is not None:
-            left.append(most - now)
-    return max(0, min(left)) if left else None
 
 
 def cpu_seconds() -> float:

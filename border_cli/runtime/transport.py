@@ -8,7 +8,6 @@ never a bus error in the middle of a run.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import math
 import mmap
@@ -19,7 +18,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import context, reduction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +30,10 @@ CACHE_LINE = 64
 WORD = 8
 _ZEROS = bytes(1 << 20)
 _ONE = (1).to_bytes(8, sys.byteorder)  # what is written to an eventfd
+passed: list[int] = []
+"""The descriptors among the arguments of a child, which are pickled as their places here: in its parent while these are
+pickled, and in the child."""
+pickling = threading.Lock()
 
 
 def _places(sizes: Sequence[int]) -> tuple[int, list[int]]:
@@ -43,17 +45,17 @@ def _places(sizes: Sequence[int]) -> tuple[int, list[int]]:
 class SharedBlock:
     """`size` bytes of zeros, shared with every child they are passed to as an argument of its process.
 
-    passed: in the child, the descriptor of its parent's block.
+    place: in the child, that of its parent's descriptor among those that were passed.
     Raises ResourceError when the memory or a descriptor cannot be had.
     """
 
-    def __init__(self, size: int, purpose: str, passed: Any = None) -> None:
+    def __init__(self, size: int, purpose: str, place: int | None = None) -> None:
         self.size = max(size, CACHE_LINE)
         self._fd = -1
-        with resource_errors(purpose, self.size):
-            self._fd = _allocate(self.size) if passed is None else passed.detach()
+        with resource_errors(purpose):
+            self._fd = _allocate(self.size) if place is None else passed[place]
             self._map = mmap.mmap(self._fd, self.size)
-        if passed is not None:
+        if place is not None:
             self.close()
 
     def fileno(self) -> int:
@@ -76,22 +78,22 @@ class SharedBlock:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
-        context.assert_spawning(self)
-        return SharedBlock, (self.size, "what its parent shares with it", reduction.DupFd(self._fd))
+        passed.append(self._fd)
+        return SharedBlock, (self.size, "what its parent shares with it", len(passed) - 1)
 
 
 class SharedEvent:
     """An event that a child waits for until its parent sets it: an eventfd, or else a pipe. Passed like a block.
 
     If it is set before the child waits, the child does not sleep. Raises ResourceError.
-    passed: in the child, the descriptor that its parent sets.
+    place: in the child, that of its parent's descriptor among those that were passed.
     """
 
-    def __init__(self, passed: Any = None) -> None:
+    def __init__(self, place: int | None = None) -> None:
         self._fds: tuple[int, ...] = ()
         with resource_errors("the wake-up of an actor"):
-            if passed is not None:
-                self._fds = (passed.detach(),)
+            if place is not None:
+                self._fds = (passed[place],)
             else:
                 self._fds = (os.eventfd(0),) if hasattr(os, "eventfd") else os.pipe()
         os.set_blocking(self._fds[-1], False)  # a child that never reads does not block its parent
@@ -119,8 +121,8 @@ class SharedEvent:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., SharedEvent], tuple[Any, ...]]:
-        context.assert_spawning(self)
-        return SharedEvent, (reduction.DupFd(self._fds[0]),)
+        passed.append(self._fds[0])
+        return SharedEvent, (len(passed) - 1,)
 
 
 def _allocate(size: int) -> int:
@@ -144,31 +146,19 @@ def _allocate(size: int) -> int:
 
 
 @contextlib.contextmanager
-def resource_errors(purpose: str, nbytes: int = 0) -> Iterator[None]:
+def resource_errors(purpose: str) -> Iterator[None]:
     """Turn an OSError that is raised inside into the ResourceError of `resource_error`."""
     try:
         yield
     except OSError as error:
-        raise resource_error(error, purpose, nbytes) from error
+        raise resource_error(error, purpose) from error
 
 
-def resource_error(error: OSError, purpose: str, nbytes: int = 0) -> ResourceError:
-    """The error to show a person when the system refused memory or a descriptor."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return ResourceError(
-            f"{purpose}: no file descriptor left, this process may hold {os.sysconf('SC_OPEN_MAX')}\n"
-            "allowed: a higher limit (`ulimit -n`), or a smaller n_actors"
-        )
-    if not nbytes and error.errno not in (errno.ENOMEM, errno.ENOSPC):
-        return ResourceError(
-            f"{purpose}: {error.strerror or type(error).__name__}\n"
-            "allowed: a smaller n_actors, or a higher limit of processes (`ulimit -u`, a container's pids.max)"
-        )
-    known = "SC_AVPHYS_PAGES" in os.sysconf_names
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else 0
+def resource_error(error: OSError, purpose: str) -> ResourceError:
+    """The error to show a person when the system refused memory, a descriptor or a process."""
     return ResourceError(
-        f"{purpose} needs {nbytes / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free: {error.strerror}\n"
-        "allowed: a smaller n_actors"
+        f"{purpose}: {error.strerror or error}",
+        allowed="a smaller n_actors, or a higher limit (`ulimit -n`, `ulimit -u`, a container's pids.max)",
     )
 
 

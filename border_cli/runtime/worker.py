@@ -26,6 +26,7 @@ from typing import Any
 
 from border_cli.core.errors import ActorLostError, IncompatibleStateError
 from border_cli.runtime import stopping
+from border_cli.runtime.transport import passed
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _OOM_MORE, _OOM_MAX = 300, 1000
@@ -173,19 +174,6 @@ def log_through(send: Callable[[object], None], who: str, level: int) -> None:
 
 
 # -- the process ---------------------------------------------------------------
-
-passed: list[int] = []
-"""Descriptors that were passed to this process, by the numbers in its arguments."""
-
-
-@dataclass(frozen=True)
-class PassedDescriptor:
-    """Stands for a descriptor in the pickled arguments of a child."""
-
-    index: int
-
-    def detach(self) -> int:
-        return passed[self.index]
 
 
 def run(setup: Setup, content: bytes, pipe: int, descriptors: Sequence[int], parent_pid: int) -> int:

@@ -20,7 +20,7 @@ from border_cli.core.format import counted, number, size
 from border_cli.core.progress import JobProgress, Progress, View
 from border_cli.display.views import first_to_end
 from border_cli.runtime import machine
-from border_cli.runtime.child import OUTPUT_FILE, Child, describe_exit, output_to
+from border_cli.runtime.child import OUTPUT_FILE, Child, output_to
 from border_cli.runtime.forkserver import PRELOAD, start_early
 from border_cli.runtime.stopping import StopFlag
 from border_cli.runtime.worker import Failed, Reporter, Returned
@@ -129,7 +129,7 @@ class JobProcess(Child):
         if isinstance(self.outcome, Failed):
             return JobEnd(ExitCode.DEFECT, f"{self.outcome.traceback}\nerror: {self.outcome.error}")
         printed = f"{self._output} has what it printed"
-        return JobEnd(code, f"error: the job's process {describe_exit(code)}\n{printed}")
+        return JobEnd(code, f"error: the job's process {self.exit_reason}\n{printed}")
 
 
 def _run_job(reporter: Reporter, task: Task, run_dir: Path, cpus: int) -> JobEnd:

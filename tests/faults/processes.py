@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from border_cli.runtime import forkserver
+from border_cli.runtime.child import Child, call
 from border_cli.runtime.stopping import Backoff, Deadline
 from tests import warm
 
@@ -55,6 +56,16 @@ def wait_until(
     while not done():
         assert not deadline.passed, f"waited in vain for {what}"
         backoff.sleep()
+
+
+def run_in_child(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    timeout_s: float,
+    waiting: Callable[[], None] = lambda: None,
+) -> Any:
+    """The result of `function(*args)` in a child process, which has ended when this returns. Raises as `Child.answer`."""
+    return Child(function.__name__, call, (function, args)).answer(timeout_s, waiting)
 
 
 def wait_gone(pid: int) -> None:

@@ -103,8 +103,8 @@ def test_f1_a_ring_without_memory_at_the_start_ends_the_run(
     refuse_rings(monkeypatch, 1)
     run = run_here(3)
     first, *others = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(rf"error: an actor's ring needs .* MiB, .* MiB are free: {NO_MEMORY}", first)
-    assert "allowed: a smaller n_actors" in others and len(others) <= 2
+    assert re.fullmatch(rf"error: an actor's ring: {NO_MEMORY}", first)
+    assert others[0].startswith("allowed: a smaller n_actors") and len(others) <= 2
     assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 3)
     assert run.summary["counters"].get("opt_steps", 0) == 0
     assert saved_steps(run) == []
@@ -117,7 +117,7 @@ def test_f1_a_ring_without_memory_for_the_next_incarnation_ends_the_run(
     args = ("actor_manager.restarts=1", "actor_manager.min_actors=2", "actor_manager.restart_delay_s=0.1")
     run = run_here(5, *trap("actor", "step", "kill", 100), *args)
     errors = capsys.readouterr().err
-    assert re.match(r"error: actor [01] could not be started again: an actor's ring needs .* MiB", errors)
+    assert re.match(r"error: actor [01] could not be started again: an actor's ring: ", errors)
     assert NO_MEMORY in errors and len(errors.splitlines()) <= 3
     assert (run.summary["status"], run.summary["exit_code"]) == ("failed", 5)
     assert saved_steps(run) == [run.counts[0]] and run.counts[0] > 0

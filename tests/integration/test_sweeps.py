@@ -27,12 +27,11 @@ from border_cli.core.errors import ExitCode, Interrupted, ResourceError
 from border_cli.display.output import output
 from border_cli.run.directory import Launch
 from border_cli.runtime import forkserver
-from border_cli.runtime.child import run_in_child
 from border_cli.runtime.stopping import StopFlag
 from border_cli.sweeps.jobs import Sweep
 from border_cli.sweeps.local_jobs import JobEnd
 from tests.faults.commands import Command, endless
-from tests.faults.processes import processes
+from tests.faults.processes import processes, run_in_child
 from tests.real_runs import Run, tiny, train
 
 SHORT = ("trainer.max_opts=30", "trainer.eval_interval=20", "trainer.save_interval=null")

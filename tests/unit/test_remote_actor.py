@@ -13,7 +13,7 @@ import pytest
 from border_cli.actors import ray_actors
 from border_cli.actors.lockstep import make_manager
 from border_cli.actors.manager import Link
-from border_cli.actors.ray_actors import Orders, RayChild, RayLink, RemoteActor, RemoteSetup, Reply
+from border_cli.actors.ray_actors import RayChild, RayLink, RemoteActor, RemoteSetup, Reply
 from border_cli.actors.spec import ActorState, Rounds, StatusBlock
 from border_cli.config.resolve import ratio_tolerance
 from border_cli.config.schema import RayConfig, TrainConfig
@@ -73,7 +73,7 @@ def test_a_model_is_put_into_the_store_once_and_only_if_an_actor_needs_it() -> N
 
 
 def called(actor: RemoteActor, credit: int, *models: Any, stop: bool = False) -> Reply:
-    return actor.collect(Orders(credit, 0, stop, wants_state=False), *models)
+    return actor.collect(credit, 0, stop, False, *models)
 
 
 def messages_of(actor: RemoteActor, *models: Any) -> list[object]:
@@ -168,15 +168,15 @@ def test_one_call_is_under_way_and_the_next_tells_what_is_new() -> None:
     block.grant([5], 0)
     link.models.publish(model(2))
     child.tell()
-    assert store.calls == [(Orders(0, 0, stop=False, wants_state=False), 1)]
+    assert store.calls == [(0, 0, False, False, 1)]
     store.answers[1] = reply(chunk(0))
     assert list(child.receive()) == []
     assert [arrived.sequence for arrived in child.pop_all()] == [0] and not child.pop_all()
-    assert store.calls[1:] == [(Orders(5, 0, stop=False, wants_state=False), 2)]
+    assert store.calls[1:] == [(5, 0, False, False, 2)]
     store.answers[2] = reply()  # nothing came, and nothing is new: a pause
     assert list(child.receive()) == [] and child.call is None
     child.send("its state")
-    assert store.calls[2:] == [(Orders(5, 0, stop=False, wants_state=True),)]
+    assert store.calls[2:] == [(5, 0, False, True)]
     store.answers[3] = reply(chunk(1), state=ActorState.DONE)
     assert list(child.receive()) == []
     assert child.exited() and len(child.pop_all()) == 1 and child.call is None

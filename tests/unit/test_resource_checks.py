@@ -96,21 +96,6 @@ def test_available_memory_within_control_groups(
 @pytest.mark.parametrize(
     ("group", "files", "expected"),
     [
-        ("0::/job\n", {"job/pids.max": "100\n", "job/pids.current": "40\n"}, 60),
-        (V1, {"pids/pids.max": "50", "pids/pids.current": "60"}, 0),
-        ("0::/\n", {"pids.max": "max\n", "pids.current": "3"}, None),
-    ],
-)
-def test_free_tasks_within_control_groups(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str, files: dict[str, str], expected: int | None
-) -> None:
-    monkeypatch.setattr(machine, "ROOT", write(tmp_path, group, files))
-    assert machine.free_tasks() == expected
-
-
-@pytest.mark.parametrize(
-    ("group", "files", "expected"),
-    [
         ("0::/job\n", {}, 4),
         ("0::/job\n", {"job/cpu.max": "10000 100000\n", "cpu.max": "300000 100000\n"}, 1),
         (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
@@ -124,17 +109,6 @@ def test_the_cpus_within_control_groups(
     assert machine.cpus() == expected
     monkeypatch.setattr(machine, "_cpu_share", 2)
     assert machine.cpus() == min(2, expected)
-
-
-def test_the_limit_per_user_counts_all_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = [{"uids": SimpleNamespace(real=user), "num_threads": n} for user, n in ((7, 3), (0, 50), (7, 4))]
-    every.append({"uids": None, "num_threads": None})  # a process that ended in the meantime
-    monkeypatch.setattr("psutil.process_iter", lambda attrs: [SimpleNamespace(info=info) for info in every])
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (10, 10))
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    for user, free in ((7, 3), (0, None)):
-        monkeypatch.setattr("os.getuid", lambda user=user: user)
-        assert machine.free_tasks() == free
 
 
 # -- predicted sizes --------------------------------------------------------------
@@ -252,15 +226,3 @@ def test_f4_a_soft_limit_of_descriptors_is_raised_a_hard_one_refuses(
         ResourceError, match=rf"n_actors=32 needs {need} file descriptors.*\n.*`ulimit -n {need}`"
     ):
         resource_checks.check_descriptors(c)
-
-
-def test_f4_too_few_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    c = config(n_actors=8)
-    need = resource_checks.tasks_need(c, machine.cpus())
-    monkeypatch.setattr(machine, "free_tasks", lambda: need)
-    resource_checks.check_tasks(c)
-    monkeypatch.setattr(machine, "free_tasks", lambda: need - 1)
-    with pytest.raises(
-        ResourceError, match=f"n_actors=8 needs {need} processes and threads, and {need - 1} more"
-    ):
-        resource_checks.check_tasks(c)
