@@ -16,19 +16,16 @@ Nothing in a checkpoint depends on the clock, the host, a path or a process.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from border_cli.checkpoints import store
-from border_cli.core.errors import first_line
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import Block, RunState, State, from_json, to_json
 from border_cli.core.types import Evaluation, ModelInfo
@@ -139,7 +136,7 @@ def score_data(score: Evaluation) -> dict[str, Any]:
 def read_model(path: Path) -> SavedModel:
     """The model of a checkpoint, or of best/. The replay is not verified. Raises InvalidCheckpointError."""
     manifest, files = store.read(path, ("model",), by_size=(REPLAY,))
-    with _reading(path, "model.json"):
+    with store.verifying(path / "model.json"):
         data = _json(path, files, "model.json")
         if data["opt_steps"] != manifest.opt_steps:
             raise ValueError(f"it is of opt step {data['opt_steps']}, its manifest of {manifest.opt_steps}")
@@ -158,7 +155,7 @@ def read_training(path: Path) -> State | None:
 def read_scores(path: Path) -> tuple[Evaluation, Evaluation | None]:
     """Score and regular evaluation of the model in best/, as `best_files` got them. Raises InvalidCheckpointError."""
     _, files = store.read(path, ("score",))
-    with _reading(path, "score.json"):
+    with store.verifying(path / "score.json"):
         data = _json(path, files, "score.json")
         regular = Evaluation.from_json(data["regular"]) if "regular" in data else None
         return Evaluation.from_json(data), regular
@@ -192,8 +189,8 @@ def _state(path: Path, files: Mapping[str, bytes], part: str) -> State:
 
 def _json(path: Path, files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """The object in a file of the checkpoint. Raises InvalidCheckpointError."""
-    with _reading(path, name):
-        data = from_json(_content(path, files, name))
+    with store.verifying(path / name):
+        data = from_json(files[name])
         if not isinstance(data, dict):
             raise ValueError("it does not contain an object")
         return data
@@ -201,20 +198,5 @@ def _json(path: Path, files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 def _arrays(path: Path, files: Mapping[str, bytes], name: str) -> dict[str, Array]:
     """The arrays in a file of the checkpoint, as copies that can be written to. Raises InvalidCheckpointError."""
-    with _reading(path, name):
-        return {key: array.copy() for key, array in safetensors.load(_content(path, files, name)).items()}
-
-
-def _content(path: Path, files: Mapping[str, bytes], name: str) -> bytes:
-    if name not in files:
-        raise store.InvalidCheckpointError(f"{path} has no {name}")
-    return files[name]
-
-
-@contextlib.contextmanager
-def _reading(path: Path, name: str) -> Iterator[None]:
-    """Name the file in the error, if its checksum fits but its content does not."""
-    try:
-        yield
-    except (SafetensorError, KeyError, TypeError, ValueError) as e:
-        raise store.InvalidCheckpointError(f"{path / name} cannot be read: {first_line(e)}") from e
+    with store.verifying(path / name):
+        return {key: array.copy() for key, array in safetensors.load(files[name]).items()}

@@ -17,6 +17,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
+
+from safetensors import SafetensorError
 
 from border_cli.core.errors import CheckpointIOError, NoValidCheckpointError, first_line
 from border_cli.core.state import MAX_JSON_BYTES, from_json, to_json
@@ -63,36 +66,20 @@ class Manifest:
     @staticmethod
     def decode(text: bytes) -> Manifest:
         data = from_json(text)
-        try:
-            version, opt_steps, parts = (data[key] for key in ("format_version", "opt_steps", "parts"))
-            if version != FORMAT_VERSION:
-                raise ValueError(f"format_version {version!r}; this border-cli reads {FORMAT_VERSION}")
-            files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
-            manifest = Manifest(opt_steps, files)
-        except (KeyError, TypeError, AttributeError) as e:
-            raise ValueError("it is not a manifest") from e
-        if type(opt_steps) is not int or opt_steps < 0:
-            raise ValueError(f"opt_steps is {opt_steps!r}, not a count")
-        check_file_names(manifest.files)
-        if parts != manifest.parts:
+        if (version := data["format_version"]) != FORMAT_VERSION:
+            raise ValueError(f"format_version {version!r}; this border-cli reads {FORMAT_VERSION}")
+        check_file_names(data["files"])
+        files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
+        manifest = Manifest(data["opt_steps"], files)
+        if data["parts"] != manifest.parts:
             raise ValueError("its parts are not those of its files")
         return manifest
 
 
-@dataclass(frozen=True)
-class LinkTo:
-    """A file that an earlier checkpoint already has: it is hard-linked instead of written again.
-
-    path, entry: of the existing file · content: what to write if the link cannot be made.
-    """
-
-    path: Path
-    entry: FileEntry
-    content: Content
-
-
-Content = bytes | Callable[[], bytes] | LinkTo
+Content = bytes | Callable[[], bytes]
 """What to write into a file. A function is called when the file is written, and its result is not kept in memory."""
+Link = tuple[Path, FileEntry]
+"""A file of an earlier checkpoint, which a new one links instead of writing it again, and its entry there."""
 
 
 def part_of(file_name: str) -> str:
@@ -120,7 +107,13 @@ def aside(path: Path) -> Path:
 # -- writing ------------------------------------------------------------
 
 
-def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int) -> Manifest:
+def write(
+    parent: Path,
+    name: str,
+    files: Mapping[str, Content],
+    opt_steps: int,
+    links: Mapping[str, Link] = MappingProxyType({}),
+) -> Manifest:
     """Write the checkpoint `parent/name`, replacing an existing one, and return its manifest.
 
     Only one process may write below `parent` at a time. What a crashed writer left there is removed. New files are read
@@ -138,11 +131,11 @@ def write(parent: Path, name: str, files: Mapping[str, Content], opt_steps: int)
             if leftover.exists():
                 shutil.rmtree(leftover)
         temporary.mkdir()
-        entries = {file_name: _put_file(temporary / file_name, files[file_name]) for file_name in files}
+        entries = {key: _put_file(temporary / key, content, links.get(key)) for key, content in files.items()}
         manifest = Manifest(opt_steps, entries)
         _put_file(temporary / MANIFEST_FILE, manifest.encode())
         _sync_folder(temporary)
-        read(temporary, (), by_size={key for key, content in files.items() if isinstance(content, LinkTo)})
+        read(temporary, (), by_size=links)
         _put_in_place(temporary, path)
     except (OSError, InvalidCheckpointError) as e:
         raise CheckpointIOError(
@@ -171,13 +164,11 @@ def prune(parent: Path, keep: int, by_size: Collection[str] = ()) -> None:
         _logger.warning("%s: fewer than two checkpoints verify; no older one is removed", parent)
 
 
-def _put_file(path: Path, content: Content) -> FileEntry:
-    if isinstance(content, LinkTo):
-        try:
-            os.link(content.path, path, follow_symlinks=False)
-            return content.entry
-        except OSError:  # the file was removed, or the file system has no hard links
-            return _put_file(path, content.content)
+def _put_file(path: Path, content: Content, link: Link | None = None) -> FileEntry:
+    if link is not None:
+        with contextlib.suppress(OSError):  # the file was removed, or the file system has no hard links
+            os.link(link[0], path, follow_symlinks=False)
+            return link[1]
     data = content if isinstance(content, bytes) else content()
     with path.open("xb") as file:
         file.write(data)
@@ -211,8 +202,11 @@ def _discard(path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    with _open_folder(path) as descriptor:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 # -- reading ------------------------------------------------------------
@@ -245,38 +239,44 @@ def read(
     """
     try:
         return _read(path, parts, by_size)
-    except InvalidCheckpointError as e:
-        if not isinstance(e.__cause__, FileNotFoundError):
-            raise
+    except InvalidCheckpointError:
         return _read(path, parts, by_size)  # a writer may have replaced it meanwhile
 
 
 def _read(
     path: Path, parts: Collection[str] | None, by_size: Collection[str]
 ) -> tuple[Manifest, dict[str, bytes]]:
-    contents = dict[str, bytes]()
-    with _verifying(path / MANIFEST_FILE), _open_folder(_current(path)) as folder:
-        manifest = _manifest(folder)
-        match = _STEP_NAME.fullmatch(path.name)
-        if match and int(match[1]) != manifest.opt_steps:  # which no checksum covers
-            raise ValueError(f"it is of opt step {manifest.opt_steps}, and its directory is not")
-        for name, entry in manifest.files.items():
-            data = _file(path, folder, name, entry, name in by_size or part_of(name) in by_size)
-            if data is not None and (parts is None or part_of(name) in parts):
-                contents[name] = data
+    manifest, contents = read_manifest(path), dict[str, bytes]()
+    for name, entry in manifest.files.items():
+        only_size = name in by_size or part_of(name) in by_size
+        data = read_file(path, name, entry, only_size)
+        if not only_size and (parts is None or part_of(name) in parts):
+            contents[name] = data
     return manifest, contents
 
 
-def read_file(path: Path, name: str, entry: FileEntry) -> bytes:
-    """One file of a checkpoint, verified. Raises InvalidCheckpointError."""
-    with _verifying(path / name), _open_folder(_current(path)) as folder:
-        return _file(path, folder, name, entry) or b""
+def read_file(path: Path, name: str, entry: FileEntry, by_size: bool = False) -> bytes:
+    """The content of a file, verified; empty if only its size is to be verified. Raises InvalidCheckpointError."""
+    with verifying(path / name), open_plain(_current(path) / name, links=False) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != entry.bytes:
+            raise ValueError(f"it has {size} bytes, its manifest says {entry.bytes}")
+        if by_size:
+            return b""
+        data = file.read()
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise ValueError("its SHA-256 is not that of its manifest")
+        return data
 
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint, without verifying the files. Raises InvalidCheckpointError."""
-    with _verifying(path / MANIFEST_FILE), _open_folder(_current(path)) as folder:
-        return _manifest(folder)
+    with verifying(path / MANIFEST_FILE), open_plain(_current(path) / MANIFEST_FILE, links=False) as file:
+        manifest = Manifest.decode(file.read(MAX_JSON_BYTES + 1))
+        match = _STEP_NAME.fullmatch(path.name)
+        if match and int(match[1]) != manifest.opt_steps:  # which no checksum covers
+            raise ValueError(f"it is of opt step {manifest.opt_steps}, and its directory is not")
+        return manifest
 
 
 def exists(path: Path) -> bool:
@@ -314,48 +314,21 @@ def newest_valid(parent: Path, by_size: Collection[str] = ()) -> Path | None:
     )
 
 
-def _manifest(folder: int) -> Manifest:
-    with open_plain(MANIFEST_FILE, folder) as file:
-        return Manifest.decode(file.read(MAX_JSON_BYTES + 1))
-
-
-def _file(path: Path, folder: int, name: str, entry: FileEntry, by_size: bool = False) -> bytes | None:
-    """The content of a file, verified; None if only its size is to be verified. Raises InvalidCheckpointError."""
-    with _verifying(path / name), open_plain(name, folder) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != entry.bytes:
-            raise ValueError(f"it has {size} bytes, its manifest says {entry.bytes}")
-        if by_size:
-            return None
-        data = file.read()
-        if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise ValueError("its SHA-256 is not that of its manifest")
-        return data
-
-
 def _current(path: Path) -> Path:
     """Where a checkpoint is now: under its name, or aside."""
     return path if path.exists() else aside(path)
 
 
 @contextlib.contextmanager
-def _open_folder(path: Path) -> Iterator[int]:
-    """Descriptor of a folder, which stays the same folder if another one takes its path."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _verifying(path: Path) -> Iterator[None]:
+def verifying(path: Path) -> Iterator[None]:
     """Turn what is wrong with a file into an InvalidCheckpointError that names it."""
     try:
         yield
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as e:
         raise InvalidCheckpointError(f"{path} does not verify: {_reason(e)}") from e
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
     return (error.strerror if isinstance(error, OSError) else None) or first_line(error)

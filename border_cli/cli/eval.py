@@ -20,6 +20,7 @@ from border_cli.checkpoints.contents import SavedModel, read_model, score_data
 from border_cli.cli.entry import command, show
 from border_cli.cli.overrides import Parser, override_values, typed_names, with_values
 from border_cli.config.convert import to_config
+from border_cli.config.registry import require_package
 from border_cli.config.schema import EnvConfig, option
 from border_cli.config.validate import check_effect
 from border_cli.core.errors import ActorLostError, ExitCode, Interrupted, UsageError
@@ -71,9 +72,7 @@ def main(argv: Sequence[str]) -> None:
         return
     located, saved, stored = _find_model(flags, paths, overrides)
     if flags.video:
-        from border_cli.training.videos import import_av
-
-        import_av()  # its absence should not be noticed after the episodes
+        require_package("av", "video", "video")  # its absence should not be noticed after the episodes
     env = _env_config(stored, overrides)
     check_code({"env": asdict(env)}, typed_names(overrides), flags.trust)
     import torch

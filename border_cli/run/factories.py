@@ -128,8 +128,7 @@ def run_columns(config: TrainConfig, spec: EnvSpec) -> tuple[Column, ...]:
             "env.info_keys needs the step processor of border-cli, and this run has another one",
             allowed="env.info_keys=[], or no step_processor",
         )
-    extra, n_info = extra_columns(config, spec), len(config.env.info_keys)
-    return item_columns(spec, extra, n_info)
+    return item_columns(spec, extra_columns(config, spec), len(config.env.info_keys))
 
 
 def evaluation_env(tick: Callable[[], None], config: TrainConfig) -> Any:
@@ -187,11 +186,6 @@ def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
     returns = Returns(config.agent.gamma, config.agent.reward_clip)
     options: dict[str, Any] = {"device": config.device} if config.buffer.device == "cuda" else {}
     if config.buffer.her != "none":
-        if not buffer_knows("outcome", config):
-            raise UsageError(
-                f"buffer={config.buffer.type} has no goals in hindsight",
-                allowed="buffer=uniform or prioritized",
-            )
         options["outcome"] = GoalOutcome(config.env, spec)
     args = config.buffer, spec, config.seed, extra, returns, streams(config)
     return cast(ReplayBuffer, module.make_buffer(*args, **options, **_sequences(config)))
@@ -200,16 +194,11 @@ def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
 def _sequences(config: TrainConfig) -> dict[str, SequenceShape]:
     """The argument of the functions of a buffer that has them sample sequences, for an agent with a memory."""
     shape = getattr(config.agent, "sequences", None)
-    if shape is not None and not buffer_knows("sequences", config):
-        raise UsageError(
-            f"buffer={config.buffer.type} has no sequences, which agent={config.agent.type} learns from",
-            allowed="buffer=uniform or buffer=prioritized",
-        )
     return {} if shape is None else {"sequences": shape}
 
 
 def buffer_knows(argument: str, config: TrainConfig) -> bool:
-    """Whether the kind of buffer knows an argument: `device` for buffer.device=cuda, `sequences` for agents with memory."""
+    """Whether the kind of buffer knows an argument, such as `device` for buffer.device=cuda."""
     return argument in inspect.signature(BUFFERS[config.buffer.type].load().make_buffer).parameters
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from border_cli.envs.gym_spaces import part_name
 from border_cli.envs.try_env import Probed
 from border_cli.run.factories import make_agent
 from border_cli.run.find import model_directory
-
-_logger = logging.getLogger(__name__)
 
 
 def weights_directory(config: TrainConfig) -> Path:
@@ -65,14 +62,8 @@ def with_saved_spec(saved: SavedModel, config: TrainConfig, probed: Probed) -> P
 def with_saved_sizes(saved: SavedModel, config: TrainConfig) -> TrainConfig:
     """The configuration with the saved range of returns, number of atoms and widths where they are left open."""
     stored = saved.description.agent
-    names = [name for name in ("v_min", "v_max", "atoms") if hasattr(config.agent, name)]
-    range_ = {name: stored.get(name) for name in names}
-    typed = {name: getattr(config.agent, name) for name in range_}
-    if any(value is not None and value != range_[name] for name, value in typed.items()):
-        _logger.warning(
-            "init_from: the values were learned for another range of returns; they have to be learned again"
-        )
-    ends: Any = {name: value for name, value in range_.items() if typed[name] is None}
+    names = [name for name in ("v_min", "v_max", "atoms") if getattr(config.agent, name, 0) is None]
+    ends: Any = {name: stored.get(name) for name in names}
     for name, value in vars(config.agent.on_device(config.device)).items():
         if value != getattr(config.agent, name) and stored.get("type") == config.agent.type:
             ends[name] = stored.get(name, value)  # left open

@@ -26,14 +26,14 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def open_plain(path: Path | str, folder: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file that another user may have made. Raises OSError, or ValueError if it is no plain file.
+def open_plain(path: Path, links: bool = True) -> Iterator[BinaryIO]:
+    """Open a file that another user may have made, or a link if that is allowed.
 
-    folder: descriptor of the folder that it is in; a link is then refused.
+    Raises OSError, or ValueError if it is no plain file.
     """
     # O_NONBLOCK: opening a pipe without a writer would block for ever.
-    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if folder is None else os.O_NOFOLLOW)
-    with open(path, "rb", opener=lambda name, _: os.open(name, flags, dir_fd=folder)) as file:
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is no plain file")
         yield file

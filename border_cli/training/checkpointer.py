@@ -54,7 +54,7 @@ class CheckpointManager:
         c = self.config
         self._with_replay = c.checkpoint.replay == "full"
         self._model = ModelDescription(asdict(c.agent), asdict(c.env), self.spec, tuple(c.plugins))
-        self._written_blocks: dict[str, tuple[Path, store.FileEntry]] = {}
+        self._written_blocks: dict[str, store.Link] = {}
         self._unwritten_best: Callable[[], object] | None = None
         self._failures = 0  # in a row
         self.saved_at = 0
@@ -128,10 +128,8 @@ class CheckpointManager:
         files = contents.checkpoint_files(self._model, info, state)
         # A block that was full and has lost its oldest rows since is not full now: it is written again.
         links = {name: self._written_blocks[name] for name in _full(replay) if name in self._written_blocks}
-        for name, link in links.items():
-            files[name] = store.LinkTo(*link, files[name])
         path = self.run_dir / CHECKPOINTS / store.step_name(info.version)
-        manifest = store.write(path.parent, path.name, files, info.version)
+        manifest = store.write(path.parent, path.name, files, info.version, links)
         try:
             store.prune(path.parent, self.config.checkpoint.keep, by_size=(REPLAY,))
         except CheckpointIOError as e:  # the new checkpoint is there; one more old one does no harm

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from border_cli.config.registry import require_package
 from border_cli.core.errors import ResourceError, UsageError, first_line
 from border_cli.core.protocols import ActingPolicy, Recorder, StopCheck
 from border_cli.core.spaces import Array
@@ -140,9 +139,10 @@ def film_episode(
 def mp4_file(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
     """A function that adds a frame (height, width, 3) uint8 to an mp4 file. The file is complete at the end.
 
-    An odd last row or column of a frame is left out: the format has none. Raises UsageError without PyAV.
+    An odd last row or column of a frame is left out: the format has none.
     """
-    av = import_av()
+    import av
+
     with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         stream.codec_context.thread_count = 1  # a film is made beside a run
@@ -159,14 +159,6 @@ def mp4_file(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
             container.mux(stream.encode(None))
 
 
-def import_av() -> Any:
-    """The package PyAV. Raises UsageError where it is not installed."""
-    require_package("av", "video", "video")
-    import av
-
-    return av
-
-
 def _drawn(env: Any) -> Array:
     """The environment as a picture (height, width, 3) uint8. Raises UsageError where it cannot draw one."""
     try:
@@ -176,10 +168,6 @@ def _drawn(env: Any) -> Array:
             f"video: the environment cannot draw: {type(e).__name__}: {first_line(e)}",
             allowed="with the packages that it draws with; without a display, MuJoCo draws with MUJOCO_GL=egl in front",
         ) from e
-    if frame.ndim != 3 or frame.shape[2] != 3:
-        raise UsageError(
-            f"video: the environment draws frames of shape {frame.shape}", allowed="(height, width, 3)"
-        )
     return frame.astype(np.uint8, copy=False)
 
 

@@ -40,9 +40,9 @@ def hold_save(number: int) -> None:
     """Make a checkpoint (counted from 1) wait after its first file until the test releases it."""
     put_file, to_come = store._put_file, number
 
-    def held(path: Path, content: Any) -> store.FileEntry:
+    def held(path: Path, content: Any, link: store.Link | None = None) -> store.FileEntry:
         nonlocal to_come
-        entry = put_file(path, content)
+        entry = put_file(path, content, link)
         if path.name == store.MANIFEST_FILE:
             to_come -= 1
         elif to_come == 1:

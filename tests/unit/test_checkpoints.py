@@ -178,15 +178,15 @@ def test_the_newest_checkpoints_are_kept(
 def test_a_checkpoint_replaced_meanwhile_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader has opened the folder that the writer removes."""
+    """The reader has read the manifest of the folder that the writer removes."""
     open_plain = store.open_plain
     store.write(tmp_path, "best", FILES, 1)
 
-    def replace_first(name: str, folder: int) -> Any:
-        if name == "model.json":
+    def replace_first(path: Path, links: bool) -> Any:
+        if path.name == "model.json":
             monkeypatch.undo()
-            store.write(tmp_path, "best", FILES, 2)
-        return open_plain(name, folder)
+            store.write(tmp_path, "best", FILES | {"model.json": b"other"}, 2)
+        return open_plain(path, links)
 
     monkeypatch.setattr(store, "open_plain", replace_first)
     assert store.verify(tmp_path / "best").opt_steps == 2
@@ -238,7 +238,7 @@ def test_best_holds_the_model_and_its_scores(tmp_path: Path) -> None:
     }  # fmt: skip
     checkpoint = read_checkpoint(path)
     assert (checkpoint.score, checkpoint.training) == (SCORE, None)
-    with pytest.raises(store.InvalidCheckpointError, match=r"has no training\.safetensors"):
+    with pytest.raises(store.InvalidCheckpointError, match=r"has no 'training\.safetensors'"):
         read_run_state(path, with_replay=False)
     save_best(tmp_path, {}, MODEL, SCORE, Evaluation(7, (math.nan, 5.0), (30, 30)))
     data = json.loads((path / "score.json").read_text())
@@ -261,12 +261,12 @@ class Disk:
         self.manager = CheckpointManager(folder, TrainConfig(), COUNTING_SPEC, self._agent, self.telemetry)
         write = store.write
 
-        def write_or_fail(parent: Path, name: str, files: Any, opt_steps: int) -> store.Manifest:
+        def write_or_fail(parent: Path, name: str, *rest: Any) -> store.Manifest:
             self.writes += 1
             if self.writes in refused:
                 raise CheckpointIOError(f"checkpoint {name} cannot be written: No space left\nthe rest")
             self.written.append(name)
-            return write(parent, name, files, opt_steps)
+            return write(parent, name, *rest)
 
         patch.setattr(store, "write", write_or_fail)
 
