@@ -38,6 +38,7 @@ _UNLIKE = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "preset")
 """Sections that do not affect learning, or that are part of the name."""
 _GONE = {"prioritized": {"initial_priority": "max", "normalizer": "batch"}}
 """Keys of kinds of buffers that no longer exist, with the value that stands for what the buffer does now."""
+_GONE_OF_ENV = {"nonfinite": "error"}
 _NEW = {
     "agent": {
         **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none", "privileged_obs": []},
@@ -151,6 +152,7 @@ def config_hash(args: list[str]) -> str:
     for group, new in _NEW.items():
         kept[group] = {name: value for name, value in kept[group].items() if new.get(name, ...) != value}
     kept["buffer"] |= _GONE.get(config.buffer.type, {})
+    kept["env"] |= _GONE_OF_ENV
     if config.init_from is None:
         kept.pop("init_from_parts")
     kept = {name: value for name, value in kept.items() if value is not None}

@@ -120,7 +120,6 @@ class Actor:
         empties the rings until every actor has ended.
         """
         processor = self.sampler.processor
-        self.status.dropped = self.sampler.dropped
         while self._pending:
             reserve = partial(self.ring.reserve, processor.n_rows)
             items = processor.take(wait_until(reserve, ActorState.WAITING_FOR_ROOM, self.status))

@@ -73,7 +73,7 @@ class ActorHandle(SupervisedProcess):
             counts.restarts += 1
         self._context = {"actor": self.actor, "incarnation": counts.incarnation}
         self._final = None
-        status.state, status.dropped = ActorState.STARTING, 0
+        status.state = ActorState.STARTING
         # No credit beyond what was used: the rest of the last incarnation's may have been given to others.
         status.credit = counts.env_steps
         self._sequence = 0
@@ -151,7 +151,6 @@ class ActorHandle(SupervisedProcess):
             self._counts,
             seconds=(monotonic_ns() - first) / 1e9 if first else 0.0,
             blocked_seconds=status.blocked_ns / 1e9,
-            dropped=status.dropped,
             state=state,
         )
 

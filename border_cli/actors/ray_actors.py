@@ -70,7 +70,6 @@ class Reply:
     heartbeat: int
     seconds: float
     blocked_ns: int
-    dropped: int
 
 
 class RemoteActor:
@@ -116,8 +115,7 @@ class RemoteActor:
             messages, self._messages = self._messages, []
         first = status.first_step_ns
         seconds = (time.monotonic_ns() - first) / 1e9 if first else 0.0
-        counts = status.heartbeat, seconds, status.blocked_ns, status.dropped
-        return Reply(chunks, messages, status.state, *counts)
+        return Reply(chunks, messages, status.state, status.heartbeat, seconds, status.blocked_ns)
 
     def _run(self, setup: RemoteSetup) -> None:
         def state_wanted() -> bool:
@@ -218,7 +216,7 @@ class RayChild:
         status = self._status
         if reply.seconds and not status.first_step_ns:
             status.first_step_ns = time.monotonic_ns() - int(1e9 * reply.seconds)
-        status.state, status.heartbeat, status.dropped = reply.state, reply.heartbeat, reply.dropped
+        status.state, status.heartbeat = reply.state, reply.heartbeat
         status.blocked_ns = self._blocked_before + reply.blocked_ns
         if reply.state is ActorState.DONE or any(isinstance(m, Failed) for m in reply.messages):
             self.exit_reason = "has ended"

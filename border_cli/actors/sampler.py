@@ -52,9 +52,8 @@ class Sampler:
         seed_of: (environment, number of its episode from 0) → seed of the reset, None for the environment's own generator.
         owner: who acts, for messages.
 
-    `dropped` counts the env steps that were left out because a number was not finite; no row and no other count
-    includes them. `exact` says whether every environment was restored exactly from the saved state. `least_credit` is the
-    credit that a step needs [env steps]: of environments that are stepped together, one for each.
+    `exact` says whether every environment was restored exactly from the saved state. `least_credit` is the credit that a
+    step needs [env steps]: of environments that are stepped together, one for each.
     """
 
     env: Env
@@ -64,7 +63,7 @@ class Sampler:
     owner: str = ""
 
     def __post_init__(self) -> None:
-        self.dropped = self.next_env = self.incarnation = 0
+        self.next_env = self.incarnation = 0
         self.exact = True
         self.least_credit = 1 if self.env.together is None else self.env.n_envs
         self._all = list(range(self.env.n_envs))
@@ -83,7 +82,7 @@ class Sampler:
         If an environment cannot be restored exactly, its episode is cut and a new one starts.
         """
         check_like(saved := section(state, "own"), self._own_state(), f"the sampler of {self.owner}")
-        self._episodes, self.dropped = saved.arrays["episodes"].copy(), saved.values["dropped"]
+        self._episodes = saved.arrays["episodes"].copy()
         self.processor.load_state(section(state, "processor"))
         lost = cast(Any, self.env).load_state(section(state, "env"))
         self._to_cut = sorted({*np.flatnonzero(saved.arrays["to_cut"]).tolist(), *lost})
@@ -91,8 +90,8 @@ class Sampler:
             self.exact = False
             self._begin_episode(env_ix, self._episodes[env_ix] + 1)
             _logger.warning(
-                "environment %d of %s cannot be resumed exactly: it is not determined by its seed and the actions, "
-                "or its episode is too long; a new episode starts there",
+                "environment %d of %s cannot be resumed exactly: it is not determined by its seed and the actions; "
+                "a new episode starts there",
                 env_ix,
                 self.owner,
             )
@@ -113,7 +112,7 @@ class Sampler:
         return env_ix
 
     def step(self, env_ix: Sequence[int], env_steps: int) -> int:
-        """One env step in each of these environments. Returns how many of them count: all that were not dropped.
+        """One env step in each of these environments. Returns how many.
 
         Exploration schedules follow env_steps, the global count.
         """
@@ -124,12 +123,10 @@ class Sampler:
         if self.processor.needs_extras:
             step.extras = self.policy.extras(step)
         self.processor.add(step)
-        dropped = 0 if step.dropped is None else int(np.count_nonzero(step.dropped))
-        self.dropped += dropped
         for i, over in zip(env_ix, step.over.tolist(), strict=True):
             if over:
                 self._begin_episode(i, self._episodes[i] + 1)
-        return len(env_ix) - dropped
+        return len(env_ix)
 
     def sample(self, env_ix: Sequence[int], env_steps: int) -> Items:
         """`step`, of all environments where none are named, and then the rows completed since they were last taken."""
@@ -143,7 +140,7 @@ class Sampler:
 
     def _own_state(self) -> State:
         to_cut = np.isin(np.arange(self.env.n_envs), self._to_cut)
-        return State({"episodes": self._episodes.copy(), "to_cut": to_cut}, {"dropped": self.dropped})
+        return State({"episodes": self._episodes.copy(), "to_cut": to_cut})
 
 
 class RowProcessor:
@@ -171,11 +168,7 @@ class RowProcessor:
         self._newest = empty_items(obs_columns(spec), n_envs)  # observation of each, as stored
 
     def add(self, step: Step) -> None:
-        """Add an env step. The stream of a dropped env step is cut."""
-        if step.dropped is not None and np.count_nonzero(step.dropped):
-            for env in np.asarray(step.env_ix)[step.dropped].tolist():
-                self.cut(env)
-            step = step.selected(~step.dropped)
+        """Add an env step."""
         n, newest, terminated = len(step.env_ix), self._stored(step.next_obs), step.terminated
         if step.life_lost is not None:
             terminated = terminated | step.life_lost
@@ -331,7 +324,6 @@ class InThreadSource:
         self._version = model.version
 
     def stats(self) -> list[ActorStat]:
-        self._stat.dropped = self._sampler.dropped
         self._stat.seconds = monotonic() - self._started
         return [self._stat]
 

@@ -33,7 +33,7 @@ class SimulatorSampler:
             No transition spans two of them.
     """
 
-    next_env = dropped = 0
+    next_env = 0
 
     def __init__(
         self,

@@ -141,16 +141,15 @@ class ActorStatus:
         heartbeat: a counter that grows while the actor works or waits.
         first_step_ns: start of its first env step on the monotonic clock, 0 before it.
         blocked_ns: time spent waiting for credit or room.
-        dropped: env steps of this incarnation that were left out because a number was not finite.
     """
 
-    heartbeat, first_step_ns, blocked_ns, dropped = _Word(1), _Word(2), _Word(3), _Word(4)
+    heartbeat, first_step_ns, blocked_ns = _Word(1), _Word(2), _Word(3)
 
     def __init__(self, block: SharedBlock, actor: int, changed: SharedEvent) -> None:
         self._shared = block.words(0, 2)
         self._credit = block.words((1 + 2 * actor) * CACHE_LINE, 1)
         # of this actor alone; the first is its state
-        self.words = block.words((2 + 2 * actor) * CACHE_LINE, 5)
+        self.words = block.words((2 + 2 * actor) * CACHE_LINE, 4)
         self.changed = changed
         self._parts = block, actor, changed
 

@@ -33,7 +33,7 @@ _SAFE = (
     *KEEP_THE_BITS,
     *("trainer.max_opts", "trainer.max_env_steps", "trainer.max_time", "trainer.stop_return"),
     *("trainer.eval_interval", "trainer.save_interval", "trainer.record_interval", "evaluator.*"),
-    *("env.nonfinite", "agent.compile", "agent.lr_opt_steps", "buffer.beta_opt_steps", "device"),
+    *("agent.compile", "agent.lr_opt_steps", "buffer.beta_opt_steps", "device"),
 )
 _SAFE_RUNNING_FREE = ("n_actors", "actor_manager.*", "threads", "trainer.ratio_tolerance")
 _DECIDED_ONCE = (

@@ -142,12 +142,6 @@ class EnvConfig:
         le=256,
         auto=True,
     )
-    nonfinite: str = option(
-        "error",
-        "what a NaN or infinite reward or observation does: error: the environment has failed; "
-        "drop: the episode ends before that env step",
-        choices=("error", "drop"),
-    )
     action_mask: str = option(
         "auto",
         'whether info["action_mask"] is used; auto: if the first reset returns it; a mask in a Dict observation is always '

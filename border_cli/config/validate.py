@@ -123,11 +123,7 @@ def _simulator(config: TrainConfig) -> None:
         "trainer=device env=simulator env.entry_point=module:function",
     )
     wraps = ("id", "imports", "wrappers", "frame_stack", "max_episode_steps", "preprocess", "info_keys")
-    odd = [
-        f"env.{name}"
-        for name in (*wraps, "nonfinite", "vector")
-        if getattr(env, name) != getattr(EnvConfig(), name)
-    ]
+    odd = [f"env.{name}" for name in (*wraps, "vector") if getattr(env, name) != getattr(EnvConfig(), name)]
     odd += ["step_processor"] if config.step_processor is not None else []
     odd += ["actor_manager.envs_per_actor=auto"] if envs is None else []
     _refuse(
@@ -157,7 +153,7 @@ def _environment(config: TrainConfig) -> None:
         f"env.id={env.id} and env.entry_point={env.entry_point} are two environments",
         f"one of them, such as env=gym env.entry_point={env.entry_point}",
     )
-    usual = {"env.preprocess": "none", "env.wrappers": [], "env.nonfinite": "error"}
+    usual = {"env.preprocess": "none", "env.wrappers": []}
     changed = [key for key, value in usual.items() if getattr(env, key.removeprefix("env.")) != value]
     _refuse(
         env.vector and bool(changed),
@@ -199,11 +195,6 @@ def _actors(config: TrainConfig) -> None:
         manager.min_actors > actors,
         f"actor_manager.min_actors={manager.min_actors} are more than n_actors={actors}",
         "min_actors <= n_actors",
-    )
-    _refuse(
-        t.lockstep and config.env.nonfinite == "drop",
-        "env.nonfinite=drop leaves out env steps, and the rounds of lockstep have a fixed number of them",
-        "env.nonfinite=error, or trainer=sync",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -150,8 +150,7 @@ class Step:
 
     env_ix: (k,) which environments · obs, next_obs: (k, ...) before and after; next_obs is the true one, the final
     observation where an episode ended, never the first of the next · action: (k, ...) as stored ·
-    reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning · dropped: (k,) bool, or None if
-    none are: env steps with numbers that are not finite. They are not counted, and their episode ended before them ·
+    reward: (k,) float64, raw · terminated, truncated: (k,) bool, gymnasium's meaning ·
     life_lost: (k,) bool, or None if none are: the episode continues, but the learner treats the step as terminated ·
     infos: (k, n_info) float64, values of `info` where an episode ends, NaN elsewhere; None if none are asked for ·
     extras: (k, ...) what the policy adds to each step, if the step processor needs it (see `ActingPolicy.extras`).
@@ -164,7 +163,6 @@ class Step:
     terminated: Array
     truncated: Array
     next_obs: Obs
-    dropped: Array | None = None
     life_lost: Array | None = None
     infos: Array | None = None
     extras: dict[str, Array] = field(default_factory=dict)
@@ -173,17 +171,7 @@ class Step:
     def over(self) -> Array:
         """(k,) bool: the environment has to be reset before its next env step."""
         over: Array = self.terminated | self.truncated
-        return over if self.dropped is None else over | self.dropped
-
-    def selected(self, kept: Array) -> Step:
-        """The environments that are kept. kept: (k,) bool."""
-
-        def of(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: rows[kept] for name, rows in value.items()}
-            return None if value is None else np.asarray(value)[kept]
-
-        return Step(**{column.name: of(getattr(self, column.name)) for column in fields(self)})
+        return over
 
 
 @dataclass
@@ -240,7 +228,6 @@ class ActorStat:
         blocked_seconds: of them, waiting for credit or room.
         exact: false if one of its environments could not be resumed exactly.
         restarts: of its process.
-        dropped: env steps of its last incarnation that were left out because a number was not finite.
         env_steps_before: of env_steps, those of earlier launches.
     """
 
@@ -253,7 +240,6 @@ class ActorStat:
     state: str = "starting"
     exact: bool = True
     restarts: int = 0
-    dropped: int = 0
     env_steps_before: int = 0
 
     @property

@@ -39,15 +39,9 @@ def preprocessed(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
             allowed="ids such as ALE/Pong-v5, or preprocess=none",
         )
     require_package("cv2", "env.preprocess=atari", "atari")
-    try:
-        return gymnasium.wrappers.AtariPreprocessing(
-            env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
-        )
-    except gymnasium.error.DependencyNotInstalled as e:  # cv2 is there, but a library that it needs is not
-        raise UsageError(
-            "env.preprocess=atari: the package cv2 cannot be imported",
-            allowed="pip install 'border-cli[atari]'",
-        ) from e
+    return gymnasium.wrappers.AtariPreprocessing(
+        env, noop_max=config.noop_max, frame_skip=config.frame_skip, screen_size=config.screen_size
+    )
 
 
 class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc] # gymnasium is not checked

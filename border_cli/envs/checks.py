@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from border_cli.core.spaces import Array, EnvSpec, Obs, ObsLeaf, encode
 _MAX_REWARD = 1e30
 """A larger reward counts as infinite, so that n-step sums in float32 stay finite."""
 _FIRST_OBSERVATIONS, _CHECK_INTERVAL = 100, 1000
-_MAX_DROPS_IN_A_ROW = 100
 _LEAST_CHANGE = 1e-3
 """Smaller changes that float32 does not show count as noise."""
 _logger = logging.getLogger(__name__)
@@ -41,7 +39,6 @@ class EnvChecker:
 
     Args:
         space: gymnasium's space of the observations.
-        drop: leave out env steps with numbers that are not finite, instead of raising an error.
 
     Attributes:
         obs: (n_envs, ...) current observations, as stored.
@@ -49,7 +46,7 @@ class EnvChecker:
         steps: (n_envs) env steps of the current episode.
     """
 
-    def __init__(self, space: Any, spec: EnvSpec, n_envs: int, *, drop: bool = False) -> None:
+    def __init__(self, space: Any, spec: EnvSpec, n_envs: int) -> None:
         self.obs: Obs = spec.obs.zeros(n_envs)
         self.episodes = [0] * n_envs
         self.steps = [0] * n_envs
@@ -60,10 +57,7 @@ class EnvChecker:
         self._plain = first if len(self._leaves) == 1 and not (first.spec.path or first.always) else None
         floats = {name: bytearray(rows.size) for name, rows in self.obs.items() if rows.dtype.kind == "f"}
         self._finite_flags = {name: (flags, np.frombuffer(flags, bool)) for name, flags in floats.items()}
-        self._drop = drop
         self._observations = [0] * n_envs  # stored so far
-        self._warned_of_drop = False
-        self._drops_in_a_row = Counter[int]()  # by environment
 
     @property
     def env_steps(self) -> int:
@@ -83,11 +77,11 @@ class EnvChecker:
         self.episodes[env_ix] += 1
         self.steps[env_ix] = 0
 
-    def take_first(self, env_ix: int, observation: Any) -> bool:
-        """Store the first observation of an episode. Returns whether it can be used. Raises EnvDataError."""
+    def take_first(self, env_ix: int, observation: Any) -> None:
+        """Store the first observation of an episode. Raises EnvDataError."""
         self.renew_arrays(whole=False)
         self._store(env_ix, observation)
-        return self.dropped([env_ix]) is None
+        self.check_finite([env_ix])
 
     def take(self, env_ix: int, observation: Any) -> None:
         """Store the next observation of an episode, after `renew_arrays`. Raises EnvDataError."""
@@ -122,32 +116,20 @@ class EnvChecker:
 
     # -- finite numbers -------------------------------------------------
 
-    def dropped(self, env_ix: Sequence[int], reward: Array | None = None) -> Array | None:
-        """(k,) bool, env steps to leave out because a number is not finite; None if there are none.
+    def check_finite(self, env_ix: Sequence[int], reward: Array | None = None) -> None:
+        """Raise EnvDataError if a number of these environments is not finite.
 
-        Args:
-            env_ix: environments whose observations were stored.
-            reward: (k,) of their env steps; None for first observations.
-
-        Raises EnvDataError if env steps must not be left out, or after 100 of one environment in a row.
+        env_ix: those whose observations were stored · reward: (k,) of their env steps; None for first observations.
         """
         finite = reward is None or all(-_MAX_REWARD <= value <= _MAX_REWARD for value in reward.tolist())
         for name, (flags, is_finite) in self._finite_flags.items():
             np.isfinite(self.obs[name].reshape(-1), is_finite)
             finite = finite and 0 not in flags  # a search in bytes takes a quarter of the time of `all`
         if finite:
-            if self._drops_in_a_row and reward is not None:
-                for i in env_ix:
-                    del self._drops_in_a_row[i]
-            return None
-        bad = np.zeros(len(env_ix), bool)
+            return
         for k, i in enumerate(env_ix):
             if problem := self._not_finite(i, 0.0 if reward is None else float(reward[k])):
-                self._count_drop(i, f"{self._where(i)}: {problem}")
-                bad[k] = True
-            elif reward is not None:
-                del self._drops_in_a_row[i]
-        return bad if bad.any() else None
+                raise EnvDataError(f"{self._where(i)}: {problem}", i)
 
     def _not_finite(self, env_ix: int, reward: float) -> str:
         """Which number of this environment is not finite; empty if all are."""
@@ -157,16 +139,6 @@ class EnvChecker:
                 index = tuple(np.argwhere(~np.isfinite(row))[0])
                 return f"observation {name}{_shown(index)} is {row[index]}"
         return "" if -_MAX_REWARD <= reward <= _MAX_REWARD else f"the reward is {reward}"
-
-    def _count_drop(self, env_ix: int, problem: str) -> None:
-        if not self._drop:
-            raise EnvDataError(f"{problem}; env.nonfinite=drop would end the episode before it", env_ix)
-        self._drops_in_a_row[env_ix] += 1
-        if self._drops_in_a_row[env_ix] == _MAX_DROPS_IN_A_ROW:
-            raise EnvDataError(f"{problem}, for the {_MAX_DROPS_IN_A_ROW}th time in a row", env_ix)
-        if not self._warned_of_drop:
-            _logger.warning("%s: the episode ends before it; later ones end without a warning", problem)
-            self._warned_of_drop = True
 
 
 class _LeafChecker:
@@ -267,7 +239,7 @@ class _LeafChecker:
         if self._float:
             value = value.astype(self.spec.dtype, copy=False)  # rounded as the bounds are
         outside = (value < self._low) | (value > self._high)
-        outside &= np.isfinite(value)  # `EnvChecker.dropped` deals with the others
+        outside &= np.isfinite(value)  # `EnvChecker.check_finite` deals with the others
         if not outside.any():
             return
         index = tuple(np.argwhere(outside)[0])

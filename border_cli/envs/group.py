@@ -27,8 +27,6 @@ from border_cli.envs.gym_spaces import env_spec
 from border_cli.envs.make import make_gym, stack_size, sub_envs
 from border_cli.runtime.stopping import handlers_restored
 
-MOST_REPLAYED = 1_000_000
-_TOO_LONG = -1  # in the place of an episode's seed
 _SHOWN_ACTION = 100
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
 _logger = logging.getLogger(__name__)
@@ -97,7 +95,7 @@ class GymEnv:
             undo.pop_all()
         space = self.envs[0].observation_space
         self.spec = spec_of(self.envs[0], config)
-        self.checker = EnvChecker(space, self.spec, n_envs, drop=config.nonfinite == "drop")
+        self.checker = EnvChecker(space, self.spec, n_envs)
         self.observe = self.checker.observe
         self.info_mask: tuple[int, ...] | None = None
         self._life_loss = config.preprocess == "atari" and config.life_loss
@@ -110,9 +108,7 @@ class GymEnv:
         with self._failures("reset", env_ix):
             self.checker.begin(env_ix)
             observation, info = checked(self.envs[env_ix].reset(seed=seed), "reset")
-            while not self.checker.take_first(env_ix, observation):
-                self.checker.begin(env_ix)
-                observation, info = checked(self.envs[env_ix].reset(), "reset")
+            self.checker.take_first(env_ix, observation)
             self._lives[env_ix] = info.get("lives", 0)
         mask = info.get(ACTION_MASK)
         self.info_mask = None if mask is None else np.shape(mask)
@@ -139,14 +135,14 @@ class GymEnv:
                     self._lives[i] = lives
                 if infos is not None and (terminated[row] or truncated[row]):
                     infos[row] = self._values(info)
-            dropped = checker.dropped(env_ix, reward)
+            checker.check_finite(env_ix, reward)
         except (Exception, SystemExit) as e:
             if isinstance(e, BorderError):
                 raise
             i = e.env_ix if isinstance(e, EnvDataError) else i
             raise self._lost(e, "step", i, action[list(env_ix).index(i)]) from e
         next_obs = checker.observe(env_ix)
-        return Step(env_ix, obs, action, reward, terminated, truncated, next_obs, dropped, lost, infos)
+        return Step(env_ix, obs, action, reward, terminated, truncated, next_obs, lost, infos)
 
     def _values(self, info: dict[str, Any]) -> list[float]:
         """The numbers of `env.info_keys` in an episode's last info, NaN where there is none, with one warning per key."""
@@ -264,8 +260,7 @@ class ReplayedEnv(GymEnv):
 
     The state is the seed and the actions of each unfinished episode. With these, an environment that draws random
     numbers only from its own generator reaches the same point again; a hash of the current observation shows whether it
-    did. Every reset needs a seed, because otherwise an episode would depend on all earlier ones. An episode of more
-    than MOST_REPLAYED env steps is not resumed: its actions would fill memory and every checkpoint.
+    did. Every reset needs a seed, because otherwise an episode would depend on all earlier ones.
     """
 
     def __init__(self, config: EnvConfig, n_envs: int = 1, owner: str = "", **options: Any) -> None:
@@ -283,10 +278,7 @@ class ReplayedEnv(GymEnv):
         step = super().step(env_ix, action)
         stored = action.astype(self.spec.action.stored_dtype, copy=False)
         for k, i in enumerate(env_ix):
-            if self._seeds[i] != _TOO_LONG:
-                self._actions[i] += stored[k].tobytes()
-                if len(self._actions[i]) > MOST_REPLAYED * stored[k].nbytes:
-                    self._seeds[i], self._actions[i] = _TOO_LONG, bytearray()
+            self._actions[i] += stored[k].tobytes()
         return step
 
     def state(self) -> State:
@@ -307,9 +299,8 @@ class ReplayedEnv(GymEnv):
         )
         lost = []
         for i, seed in enumerate(state.arrays["seeds"]):
-            is_same = seed != _TOO_LONG
-            if is_same:
-                self.reset(i, int(seed))
+            self.reset(i, int(seed))
+            is_same = True
             for action in state.arrays[f"actions-{i}"]:  # the saved episode continued after each
                 is_same = is_same and not self.step([i], action[np.newaxis]).over[0]
             if not is_same or (self._hash(i) != state.arrays["observations"][i]).any():

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from gymnasium.vector import AutoresetMode
 
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, UsageError
@@ -95,11 +94,6 @@ def _try(config: EnvConfig, at_end: ExitStack) -> Probed:
         step = env.step([0], first.astype(action.stored_dtype))
         if is_simple:
             _compare(step, config, at_end)
-        if config.vector and env.envs[0].unwrapped.vector.mode is AutoresetMode.SAME_STEP:
-            rng, deadline = np.random.default_rng(0), Deadline(_QUICKLY_S)
-            # Only at the end of an episode does it appear whether its last observation is there.
-            while not (step.over[0] or deadline.passed):
-                step = env.step([0], _random_action(env, rng))
         categories = _find_categories(env, config) if config.categories is None else config.categories
         spec = spec_of(env.envs[0], replace(config, categories=categories))
         return Probed(spec, action_mask, categories, [], step)

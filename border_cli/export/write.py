@@ -26,7 +26,7 @@ from border_cli.agents.sac.network import MEAN_RANGE, TanhBijector
 from border_cli.config.registry import require_package
 from border_cli.core.errors import UsageError, first_line
 from border_cli.core.protocols import ActingPolicy
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf
+from border_cli.core.spaces import ActionSpec, EnvSpec, ObsLeaf
 
 OPSET = 17
 
@@ -49,7 +49,8 @@ class ExportedPolicy(nn.Module):
         self._policy = policy
         self._leaves = spec.obs.leaves
         self._action = spec.action
-        self._bounds = [torch.from_numpy(bound) for bound in inner_bounds(spec.action)]
+        bounds = () if spec.action.kind == "discrete" else spec.action.bounds
+        self._bounds = [torch.from_numpy(bound) for bound in bounds]
         self.units = policy.memory_units
 
     def forward(self, *parts: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -72,8 +73,8 @@ class ExportedPolicy(nn.Module):
         if self._action.kind == "discrete":
             return (decided + self._action.start).to(dtype)
         if self._action.kind == "multi_discrete":
-            return (decided + self._bounds[0].reshape(self._action.shape)).to(dtype)
-        action = torch.clamp(decided, *self._bounds).reshape(-1, *self._action.shape)
+            return (decided + self._bounds[0]).to(dtype)
+        action = decided.reshape(-1, *self._action.shape).double().clamp(*self._bounds)
         return (action if dtype.is_floating_point else action.round()).to(dtype)
 
 
@@ -83,15 +84,6 @@ def _decides(kind: type[NetworkPolicy]) -> bool:
     derived = kind.__mro__[: kind.__mro__.index(owner)]
     ways = ("sample", "_exploit", "action_values", "begin_episode")
     return owner is not NetworkPolicy and not any(name in vars(base) for base in derived for name in ways)
-
-
-def inner_bounds(action: ActionSpec) -> tuple[Array, Array]:
-    """(d,) float32 bounds of an action, rounded into its space if float32 lacks a bound."""
-    low, high = np.asarray(action.low, np.float64), np.asarray(action.high, np.float64)
-    inner_low, inner_high = low.astype(np.float32), high.astype(np.float32)
-    inner_low = np.where(inner_low < low, np.nextafter(inner_low, np.float32(np.inf)), inner_low)
-    inner_high = np.where(inner_high > high, np.nextafter(inner_high, np.float32(-np.inf)), inner_high)
-    return inner_low, inner_high
 
 
 def write_policy(
@@ -169,7 +161,7 @@ def _write_numpy(policy: ActingPolicy, spec: EnvSpec, folder: Path, mask_in_info
     description, arrays = {"network": network.described()}, arrays_of(network)
     assert arrays is not None  # exported policies are on the CPU
     if isinstance(policy, SacPolicy):
-        low, high = inner_bounds(spec.action)
+        low, high = (bound.ravel() for bound in spec.action.bounds)
         middle, half_range = TanhBijector(spec.action).arrays
         bounds = {"middle": middle, "half_range": half_range, "low": low, "high": high}
         arrays |= {f"action/{name}": bound for name, bound in bounds.items()}

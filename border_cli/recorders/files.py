@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import itertools
@@ -34,19 +33,12 @@ class AppendedFile:
         self.end = keep
 
     def append(self, piece: bytes) -> None:
-        """Append the piece. Raises OSError; then the next call cuts off what was written of it, if this one cannot."""
+        """Append the piece. Raises OSError; then the next call cuts off what was written of it."""
         self.path.parent.mkdir(exist_ok=True)
-        with self.path.open("ab", buffering=0) as file:
+        with self.path.open("ab") as file:
             start = min(self.end, file.tell())
             file.truncate(start)
-            rest = memoryview(piece)
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-            finally:
-                if rest:
-                    with contextlib.suppress(OSError):  # the first error is the one to raise
-                        file.truncate(start)
+            file.write(piece)
         self.end = start + len(piece)
 
 
@@ -79,7 +71,7 @@ class FileRecorder(Recorder, ABC):
         """What is appended for a record."""
 
     def write(self, record: Record) -> None:
-        """Append a record, or count it as dropped; then the file is as it was."""
+        """Append a record, or count it as dropped."""
         piece = self._encoded(record)
         try:
             self._file.append(piece)

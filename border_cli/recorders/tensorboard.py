@@ -8,13 +8,9 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from border_cli.core.metrics import SCORE, Record
 from border_cli.recorders.files import FileRecorder
-
-if TYPE_CHECKING:
-    from tensorboard.compat.proto.summary_pb2 import Summary
 
 EVENTS = "tensorboard"
 _LAYOUT = {
@@ -45,7 +41,9 @@ class TensorBoardRecorder(FileRecorder):
         typed: the values that the commands of the run named, by key, for the HParams tab.
     """
 
-    def __init__(self, folder: Path, purge_step: int = 0, typed: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, purge_step: int = 0, typed: Mapping[str, str | float] | None = None
+    ) -> None:
         # TensorBoard reads the files of a folder in the order of their names, and a run may be resumed within a second.
         stamps = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]
         stamp = max(int(time.time()), max(stamps, default=0) + 1)
@@ -60,7 +58,7 @@ class TensorBoardRecorder(FileRecorder):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # takes a tenth of a second
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
-        from torch.utils.tensorboard.summary import custom_scalars
+        from torch.utils.tensorboard.summary import custom_scalars, hparams
 
         scalars = dict(record.values)
         # An evaluation in its own process is recorded after later opt steps: the count would go back.
@@ -76,8 +74,8 @@ class TensorBoardRecorder(FileRecorder):
                 group: {title: ("Multiline", [tag]) for title, tag in of_group.items()}
                 for group, of_group in _LAYOUT.items()
             }
-            layout = custom_scalars(charts).value
-            head = Summary(value=[_typed_values(self._typed, now), *layout])
+            _, typed, _ = hparams(dict(self._typed), {})
+            head = Summary(value=[*typed.value, *custom_scalars(charts).value])
             events = [
                 Event(wall_time=now, file_version="brain.Event:2"),
                 Event(wall_time=now, step=self._purge_step, session_log=start),
@@ -93,23 +91,3 @@ class TensorBoardRecorder(FileRecorder):
     def positions(self) -> dict[str, int]:
         """None: a resumed run says from which step on TensorBoard drops what earlier launches wrote."""
         return {}
-
-
-def _typed_values(typed: Mapping[str, str], now: float) -> Summary.Value:
-    """What the HParams tab shows of a run beside its metrics."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams import metadata
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
-
-    info = SessionStartInfo(start_time_secs=now)
-    for key, text in typed.items():
-        try:
-            info.hparams[key].number_value = float(text)
-        except ValueError:
-            info.hparams[key].string_value = text
-    data = HParamsPluginData(session_start_info=info, version=metadata.PLUGIN_DATA_VERSION)
-    return Summary.Value(
-        tag=metadata.SESSION_START_INFO_TAG,
-        metadata=metadata.create_summary_metadata(data),
-        tensor=metadata.NULL_TENSOR,
-    )

@@ -66,7 +66,8 @@ class Tracker(ABC):
     def write(self, record: Record) -> None:
         """Log the values that the tracker lacks, with the counts of the record."""
         at = record.opt_steps, record.env_steps
-        values = {name: value for name, value in record.values.items() if self._lacks(name, at)}
+        named = {_allowed(name): value for name, value in record.values.items()}
+        values = {name: value for name, value in named.items() if self._lacks(name, at)}
         if values:
             counts = {"env_steps": record.env_steps, "opt_steps": record.opt_steps, "time": record.time}
             self.log(values | counts, record.env_steps)
@@ -75,12 +76,8 @@ class Tracker(ABC):
     def log(self, values: Mapping[str, float], env_steps: int) -> None:
         """Log values at an env step."""
 
-    def name_of(self, name: str) -> str:
-        """What a metric is called in the tracker."""
-        return name
-
     def _lacks(self, name: str, at: tuple[int, int]) -> bool:
-        return at > self.stored.get(self.name_of(name), (-1, 0))
+        return at > self.stored.get(name, (-1, 0))
 
     def mark_failed(self) -> None:
         """Let `close` end the run as failed."""
@@ -202,12 +199,9 @@ class MlflowRecorder(Tracker):
             if history
         }
 
-    def name_of(self, name: str) -> str:
-        return _allowed(name)
-
     def log(self, values: Mapping[str, float], env_steps: int) -> None:
         stamp, finite = int(1000 * time.time()), {k: v for k, v in values.items() if math.isfinite(v)}
-        metrics = [self._entities.Metric(_allowed(k), v, stamp, env_steps) for k, v in finite.items()]
+        metrics = [self._entities.Metric(k, v, stamp, env_steps) for k, v in finite.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def video(self, path: Path, opt_steps: int, env_steps: int) -> None:

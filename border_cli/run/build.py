@@ -242,11 +242,12 @@ def _make_recorders(setup: RunSetup) -> list[Recorder]:
     return recorders
 
 
-def _typed(config: TrainConfig, run_dir: Path) -> dict[str, str]:
+def _typed(config: TrainConfig, run_dir: Path) -> dict[str, str | float]:
     """The values of what the commands of a run named. The command of a sweep names those of all its jobs."""
-    values, typed = dotted(to_plain(config)), typed_values(run_dir)
+    values, typed = dotted(to_plain(config)), dict[str, str | float](typed_values(run_dir))
     for key in typed:
         named = [values[k] for k in (key, f"{key}.id", f"{key}.type") if values.get(k) is not None]
-        typed[key] = as_typed(named[0]) if named else typed[key]
+        if named:
+            typed[key] = named[0] if type(named[0]) in (int, float) else as_typed(named[0])
     # without how a sweep runs its jobs
     return {key: word for key, word in typed.items() if not key.startswith(("hydra", "sweep."))}

@@ -112,9 +112,8 @@ class EpisodeRunner:
                 over, rewards = step.over.tolist(), step.reward.tolist()
                 for row, env_ix in enumerate(env_ixs):
                     episode = running[env_ix]
-                    if step.dropped is None or not step.dropped[row]:
-                        returns[episode] += rewards[row]
-                        lengths[episode] += 1
+                    returns[episode] += rewards[row]
+                    lengths[episode] += 1
                     if over[row] or lengths[episode] >= self.max_episode_steps:
                         cut += not over[row]
                         start_next(env_ix)

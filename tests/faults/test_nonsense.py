@@ -175,7 +175,7 @@ def lockstep_run(folder: Path) -> Run:
 PATHS = [
     ("rounds", "next"),
     ("actor0", "own", "round"),
-    ("actor0", "sampler", "own", "dropped"),
+    ("actor0", "sampler", "own", "episodes"),
     ("actor0", "policy", "state"),
 ]
 

@@ -348,7 +348,7 @@ def test_what_is_not_a_run_and_auto_with_a_run_directory_are_refused(
 
 
 SAFE = {
-    "env": {"nonfinite", "action_mask"},
+    "env": {"action_mask"},
     "agent": {"compile", "lr_opt_steps"},
     "buffer": {"beta_opt_steps", "device"},
     "trainer": {"max_opts", "max_env_steps", "max_time", "stop_return"}

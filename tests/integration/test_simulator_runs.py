@@ -112,7 +112,10 @@ def test_an_exception_of_the_simulator_ends_the_run(folder: Path, capsys: pytest
         (("env=cartpole",), "trainer=device and env=CartPole-v1"),
         (("env.entry_point=null",), "env.entry_point=module:function"),
         (("env.frame_stack=4",), "env.frame_stack: not possible with a simulator"),
-        (("env.nonfinite=drop", "env.info_keys=[a]"), "env.info_keys, env.nonfinite: not possible"),
+        (
+            ("env.max_episode_steps=9", "env.info_keys=[a]"),
+            "env.max_episode_steps, env.info_keys: not possible",
+        ),
         (("actor_manager.envs_per_actor=auto",), "envs_per_actor=auto: not possible"),
         (("n_actors=2",), "n_actors=2: trainer=device has one actor"),
         (("evaluator=process",), "evaluator=process: a simulator is in the learner's process"),

@@ -73,8 +73,8 @@ def test_values_at_the_limit_are_allowed(words: str) -> None:
         ("trainer.ratio_tolerance=7 n_actors=8", "ratio_tolerance=7|>= 1·n_actors·envs_per_actor = 8"),
         ("trainer.ratio_tolerance=15 n_actors=8 env.vector=true", "15|>= 2·n_actors·envs_per_actor = 16"),
         (
-            "env.nonfinite=drop env.preprocess=atari env.vector=true",
-            "env.preprocess and env.nonfinite|vector=false",
+            "env.wrappers=[a:b] env.preprocess=atari env.vector=true",
+            "env.preprocess and env.wrappers|vector=false",
         ),
         ("trainer.warmup_period=0 trainer.ratio_tolerance=9", "10 env steps|needs 11|+ opt_interval"),
         ("trainer.opt_interval=null trainer.type=sync", "opt_interval=null|trainer=async"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from border_cli.actors.sampler import RowProcessor, Sampler
+from border_cli.actors.sampler import RowProcessor
 from border_cli.agents.dqn.heads import ScalarHead
 from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, UsageError
@@ -25,7 +25,6 @@ from border_cli.envs.group import GymEnv
 from border_cli.envs.try_env import try_env
 from border_cli.replay.buffer import Returns, RowReplayBuffer
 from border_cli.replay.samplers import UniformSampler
-from border_cli.training.evaluators import EpisodeRunner
 from border_cli.training.ratio_limiter import RatioLimiter
 from border_cli.training.telemetry import Telemetry
 from tests.fakes import NumpyPolicy, processed, sampler_of
@@ -65,10 +64,8 @@ class Scripted(gymnasium.Env[Any, Any]):  # type: ignore[misc] # gymnasium is no
         return tuple((parts | {"truncated": False, "info": {}} | self._parts).values())
 
 
-def group(n: int = 1, nonfinite: str = "error", **kwargs: Any) -> GymEnv:
-    env = GymEnv(
-        EnvConfig(entry_point=f"{__name__}:Scripted", kwargs=kwargs, nonfinite=nonfinite), n, "actor 7"
-    )
+def group(n: int = 1, **kwargs: Any) -> GymEnv:
+    env = GymEnv(EnvConfig(entry_point=f"{__name__}:Scripted", kwargs=kwargs), n, "actor 7")
     for i in range(n):
         env.reset(i, seed=i)
     return env
@@ -106,7 +103,7 @@ def test_e2_the_error_of_a_reward_names_environment_episode_and_step() -> None:
     assert lost.value.code == ExitCode.ACTOR_LOST
     assert str(lost.value).startswith(
         "actor 7 failed while stepping, after 28 env steps: EnvDataError: environment 0, episode 3, env step 4 of it: "
-        "the reward is -inf; env.nonfinite=drop would end the episode before it"
+        "the reward is -inf"
     )
     assert lost.value.context["env"] == 0
 
@@ -117,7 +114,7 @@ def test_e2_the_error_of_an_observation_names_leaf_and_value() -> None:
     env = group(
         space=space, observation=at(2, 1, good | {"a": np.array([1, NAN], np.float32)}, lambda e, t: good)
     )
-    with data_error(r"episode 2, env step 1 of it: observation obs\.a\[1\] is nan; env\.nonfinite"):
+    with data_error(r"episode 2, env step 1 of it: observation obs\.a\[1\] is nan"):
         steps(env, 20)
     with data_error(r"episode 1, env step 0 of it: observation obs\.b is -inf"):
         group(space=space, observation=lambda e, t: good | {"b": np.float32(-INF)})
@@ -132,62 +129,13 @@ def test_e2_numbers_are_checked_as_they_are_stored() -> None:
     steps(group(space=space, observation=lambda e, t: np.array([3e38], np.float32)), 5)
 
 
-def rows(env: GymEnv, n: int) -> tuple[Sampler, list[tuple[float, float, float, bool]]]:
+def rows(env: GymEnv, n: int) -> list[tuple[float, float, float, bool]]:
     """Return (episode, time, reward, final) of the rows of n env steps, from the second episode on."""
     sampler = sampler_of(env, NumpyPolicy(), RowProcessor(env.spec, 1))
     items = concat_items([sampler.sample([0], 0) for _ in range(n)])
     assert all(np.isfinite(items[column.name]).all() for column in item_columns(env.spec))
     stored = zip(items["obs"], items["reward"], items["final"], strict=True)
-    return sampler, [(float(o[0]), float(o[1]), float(r), bool(f)) for o, r, f in stored]
-
-
-NAN_AT_3 = [(2, 0, 1, False), (2, 1, 1, False), (2, 2, 0, True), (3, 0, 1, False), (3, 1, 1, False)]
-
-
-@pytest.mark.parametrize(
-    ("what", "time", "bad", "stored"),
-    [
-        ("observation", 3, np.array([NAN, 3], np.float32), NAN_AT_3),
-        ("reward", 3, INF, NAN_AT_3),
-        ("reward", 1, NAN, [(3, 0, 1, False)]),  # an episode without an env step
-        ("observation", 0, np.array([INF, 0], np.float32), [(3, 0, 1, False)]),
-    ],
-)
-def test_e2_with_drop_the_episode_ends_before_the_bad_env_step(
-    what: str, time: int, bad: Any, stored: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    good = pair if what == "observation" else lambda e, t: 1.0
-    env = group(nonfinite="drop", **{what: at(2, time, bad, good)})
-    dropped = int(time > 0)
-    n = sum(not final for *_, final in stored) + dropped
-    sampler, sampled_rows = rows(env, n)
-    assert sampled_rows == stored
-    assert sampler.dropped == dropped
-    (warning,) = caplog.messages
-    assert warning.startswith(f"environment 0, episode 2, env step {time} of it: ")
-
-
-def test_e2_with_drop_too_many_in_a_row_are_an_error_and_occasional_ones_are_not() -> None:
-    for bad in ({"reward": lambda e, t: NAN}, {"observation": lambda e, t: pair(e, 0) * NAN}):
-        with data_error("for the 100th time in a row"):
-            steps(group(nonfinite="drop", **bad), 100)
-    env = group(nonfinite="drop", reward=lambda e, t: NAN if t == 2 else 1.0)
-    assert rows(env, 400)[0].dropped == 200
-
-
-def test_e2_drops_in_a_row_are_those_of_one_environment() -> None:
-    steps(group(16, nonfinite="drop", reward=lambda e, t: NAN if e <= 7 else 1.0), 20)
-    env = group(2, nonfinite="drop", reward=lambda e, t: NAN)
-    env.envs[0].unwrapped._reward = lambda e, t: 1.0
-    with data_error("environment 1, episode 100, env step 1 of it: .* for the 100th time in a row"):
-        steps(env, 100)
-
-
-def test_e2_an_evaluation_drops_too() -> None:
-    env = group(nonfinite="drop", reward=at(2, 3, NAN, lambda e, t: 1.0))
-    evaluation = EpisodeRunner(env, 100, lambda: False).evaluate(NumpyPolicy(), 0, [0, 1])  # type: ignore[arg-type]
-    assert evaluation is not None
-    assert (evaluation.returns, evaluation.lengths) == ((2.0, 5.0), (2, 5))
+    return [(float(o[0]), float(o[1]), float(r), bool(f)) for o, r, f in stored]
 
 
 # -- E3: values outside the spaces -----------------------------------
@@ -328,8 +276,7 @@ def test_e5_rewards_whose_sums_may_be_infinite_are_not_stored() -> None:
     reward = at(2, 2, 2e30, lambda e, t: 1e29)
     with data_error(r"the reward is 2e\+30"):
         rows(group(reward=reward), 5)
-    env = group(nonfinite="drop", reward=reward)
-    assert rows(env, 2)[1][0] == (2, 0, float(np.float32(1e29)), False)
+    assert rows(group(reward=reward), 1)[0] == (2, 0, float(np.float32(1e29)), False)
 
 
 GAMMA = 0.5

@@ -14,7 +14,6 @@ from border_cli.config.schema import EnvConfig
 from border_cli.core.errors import ActorLostError, ExitCode, IncompatibleStateError, Interrupted, UsageError
 from border_cli.core.state import State
 from border_cli.core.types import Items
-from border_cli.envs import group as group_module
 from border_cli.envs.group import GymEnv, ReplayedEnv, evaluation_envs
 from border_cli.envs.try_env import Probed, try_env
 from tests.counting import CountingEnv
@@ -193,19 +192,6 @@ def test_g2_a_resumed_environment_continues_its_episode() -> None:
     state = env.state()
     state.arrays["observations"] = state.arrays["observations"] ^ 1  # as if it had not come back
     assert other.load_state(state) == [0]
-
-
-def test_a_very_long_episode_is_not_resumed_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(group_module, "MOST_REPLAYED", 5)
-    for env_steps, lost in ((5, []), (6, [0])):
-        env = replayed(env_steps)
-        assert len(env.state().arrays["actions-0"]) == (0 if lost else 5)
-        assert replayed().load_state(env.state()) == lost
-        env.reset(0, 7)
-        env.step([0], ACTIONS[:1])
-        assert replayed().load_state(env.state()) == []  # the next episode
 
 
 @pytest.mark.parametrize("bad", [None, np.zeros(2, np.int64), np.zeros(1, np.float32)], ids=repr)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from border_cli.agents import numpy_policy
 from border_cli.agents.dqn.agent import NO_NOISE, DqnPolicy, Noise
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import ActionSpec, Array, Obs
-from border_cli.export.write import inner_bounds, write_policy
+from border_cli.export.write import ExportedPolicy, write_policy
 from tests.exported import (
     BOXED,
     OBSERVATIONS,
@@ -115,10 +117,17 @@ def test_a_policy_with_its_own_way_of_acting_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_no_action_lies_outside_of_bounds_between_two_float32_numbers() -> None:
+@pytest.mark.parametrize("export", ["numpy", "tensors"])
+def test_no_action_lies_outside_of_bounds_between_two_float32_numbers(tmp_path: Path, export: str) -> None:
     """float32(0.1) is larger than 0.1."""
-    action = ActionSpec("box", shape=(2,), low=(-0.1, -0.5), high=(0.1, 0.5))
-    low, high = inner_bounds(action)
-    assert (low.dtype, high.dtype) == (np.float32, np.float32)
-    assert -0.1 <= low[0] < -0.0999 and 0.0999 < high[0] <= 0.1
-    assert (low[1], high[1]) == (-0.5, 0.5)
+    action = ActionSpec("box", shape=(2,), low=(-0.1, -0.5), high=(0.1, 0.5), dtype="float64")
+    spec = replace(spec_of("vector", "sac"), action=action)
+    policy = policy_of("sac", spec)
+    policy.params.mul_(100.0)  # tanh saturates
+    shown, stored = observations("vector", spec)
+    if export == "numpy":
+        write_policy(policy, spec, tmp_path, "numpy", "title")
+        actions = numpy_policy.load(tmp_path)(nested(spec, shown))
+    else:
+        actions = ExportedPolicy(policy, spec)(*map(torch.from_numpy, stored.values())).detach().numpy()
+    assert (actions.dtype, np.abs(actions).max(0).tolist()) == (np.float64, [0.1, 0.5])

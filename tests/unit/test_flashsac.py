@@ -123,14 +123,6 @@ def test_rows_have_the_discounted_return_which_ends_at_terminated_and_never_at_t
         assert column.tolist() == returns
 
 
-def test_a_dropped_env_step_ends_the_return() -> None:
-    memory, obs = Memory(1, 1), {"obs": np.zeros((1, 3), np.float32)}
-    no, yes = np.array([False]), np.array([True])
-    memory.add(Step([0], obs, no, np.array([2.0]), no, no, obs), 0.5, None)
-    memory.add(Step([0], obs, no, np.array([np.nan]), no, no, obs, dropped=yes), 0.5, None)
-    assert memory.add(Step([0], obs, no, np.array([3.0]), no, no, obs), 0.5, None).tolist() == [3.0]
-
-
 # -- batch normalisation -----------------------------------------------------------
 
 

@@ -138,22 +138,6 @@ def test_a_cut_episode_ends_at_its_newest_observation_and_is_not_reported() -> N
     assert not items["episode_length"].any()
 
 
-def test_a_dropped_env_step_ends_the_episode_before_it() -> None:
-    processor = RowProcessor(SPEC, 2)
-    processor.add(joined(step(0, 1.0), step(5, 1.0, env=1)))
-    bad = replace(joined(step(1, np.nan), step(6, 2.0, env=1)), dropped=np.array([True, False]))
-    processor.add(bad)
-    processor.add(step(0, 4.0))
-    items = processor.take()
-    mine = items["env"] == 0
-    assert rows({name: column[mine] for name, column in items.items()}) == [
-        (0.0, 0, 1.0, False, False, 0),
-        (1.0, 0, 0.0, False, True, 1),
-        (0.0, 0, 4.0, False, False, 0),
-    ]
-    assert items["reward"][~mine].tolist() == [1.0, 2.0]
-
-
 # -- transitions ---------------------------------------------------------------
 
 

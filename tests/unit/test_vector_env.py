@@ -220,7 +220,6 @@ def test_an_exception_and_a_nan_say_where_they_happened() -> None:
     ("refused", "problem"),
     [
         (config(kwargs={"mode": None}), r"CountingVector\(num_envs=1\) does not say when it resets\nallowed: metad"),
-        (config(kwargs={"mode": "SameStep", "final": False}), "loses episodes' last observations\nallowed: Autores"),
         (config("masked", kwargs={"mode": "Never"}), "'Never' is not a valid AutoresetMode"),
         (config("Masked"), "got an unexpected keyword argument 'num_envs'"),
         (EnvConfig(entry_point="tests.vector:masked", kwargs={"num_envs": 1, "mode": "NextStep"}), "or a VectorEnv"),
@@ -234,6 +233,13 @@ def test_what_cannot_be_used_is_refused_before_the_run(refused: EnvConfig, probl
     with pytest.raises(UsageError, match=problem) as refusal:
         try_env(refused)
     assert len(str(refusal.value).splitlines()) <= 3
+
+
+def test_a_missing_last_observation_is_refused_at_the_end_of_the_first_episode() -> None:
+    started = sampler(counting(mode="SameStep", final=False))
+    with pytest.raises(UsageError, match="loses episodes' last observations\nallowed: Autores"):
+        for _ in range(100):
+            started.step([0, 1, 2], 0)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -260,8 +260,7 @@ class Memory:
         """(k,) discounted returns of the environments of an env step, see `RETURN`. clip: rewards count up to ±this."""
         ix, reward = self._known(step.env_ix), step.reward if clip is None else step.reward.clip(-clip, clip)
         total: Array = gamma * self._return[ix] + reward
-        ends = step.terminated | (step.over & ~step.truncated)
-        self._return[ix] = np.where(ends, 0.0, total)
+        self._return[ix] = np.where(step.terminated, 0.0, total)
         return total
 
     def _known(self, env_ix: Sequence[int]) -> Array:
