@@ -225,13 +225,13 @@ def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch, burn_in: 
     A batch with a number that is not finite changes nothing. Nothing is read back from the device.
     """
     # Critics may see more than the policy.
-    widest = max(encoders, key=lambda encoder: len(encoder.normalized))
+    widest = max(encoders, key=lambda encoder: len(encoder.normalizers))
     obs, next_obs, valid = batch.obs, batch.next_obs, batch.extra.get("is_valid")
     if valid is not None:  # of the rows of sequences
         next_obs = {name: rows.flatten(0, 1) for name, rows in obs.items()}
         obs = {name: rows[:, burn_in : burn_in + valid.shape[1]].flatten(0, 1) for name, rows in obs.items()}
     before, after = widest.statistics(), widest.updated_statistics(obs, valid)
-    numbers = [batch.reward, *(next_obs[name] for name in widest.normalized), *after]
+    numbers = [batch.reward, *(next_obs[name] for name in widest.normalizers), *after]
     total = torch.stack([part.sum().float() for part in numbers]).sum()
     is_finite = total - total == 0.0  # half of the time of isfinite
     for old, new in zip(before, after, strict=True):
@@ -242,9 +242,8 @@ def update_statistics(encoders: Sequence[Encoder], batch: TensorBatch, burn_in: 
 @torch.no_grad()
 def copy_statistics(source: Encoder, encoders: Sequence[Encoder]) -> None:
     """Copy the statistics of observations of one encoder to all that normalise the same parts."""
-    own = dict(zip(source.normalized, source.normalizers, strict=True))
     for encoder in encoders:
-        for name, part in zip(encoder.normalized, encoder.normalizers, strict=True):
-            if encoder is not source and name in own:
-                for copied, tensor in zip(part.buffers(), own[name].buffers(), strict=True):
+        for name, part in encoder.normalizers.items():
+            if encoder is not source and name in source.normalizers:
+                for copied, tensor in zip(part.buffers(), source.normalizers[name].buffers(), strict=True):
                     copied.copy_(tensor)

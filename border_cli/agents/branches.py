@@ -6,8 +6,10 @@ forbidden, as the actions are that a mask of the observation forbids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import UsageError
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec, Obs
+from border_cli.core.spaces import Array, EnvSpec
 
 
 def check_discrete(config: NetworkConfig, spec: EnvSpec) -> None:
@@ -48,38 +50,23 @@ def mean_of_branches(values: Tensor, d: int) -> Tensor:
     return values if d == 1 else values.unflatten(0, (-1, d)).mean(1).repeat_interleave(d, 0)
 
 
+Values = TypeVar("Values", Tensor, Array)
+
+
 def mask_actions(
-    values: Tensor, obs: dict[str, Tensor], mask: str | None, branches: Sequence[int] = ()
-) -> Tensor:
-    """(B, n) values, -inf where the observation's mask forbids the action.
+    values: Values, obs: Mapping[str, Values], mask: str | None, branches: Sequence[int] = ()
+) -> Values:
+    """(B, n) values, arrays or tensors, -inf where the observation's mask forbids the action.
 
     branches: how many of n actions each of D actions has that are chosen at once; values are (B·D, n) then.
     """
-    if mask is not None:
-        return values.masked_fill(obs[mask] == 0, -torch.inf)
-    if len(set(branches)) < 2:
+    if mask is None and len(set(branches)) < 2:
         return values
-    size = values.shape[1]
-    ix = torch.arange(size, device=values.device)
-    is_none = torch.stack([ix >= n for n in branches])
-    return values.reshape(-1, len(branches), size).masked_fill(is_none, -torch.inf).reshape(-1, size)
-
-
-class ArrayMask:
-    """`mask_actions` for arrays. shape: of the chosen actions of one row."""
-
-    def __init__(self, action: ActionSpec, mask: str | None) -> None:
-        self.shape = action.shape if action.kind == "multi_discrete" else ()
-        self._mask = mask
-        self._is_action = np.arange(action.n) < np.array(action.branches)[:, None]  # (D, n)
-        self.is_needed = mask is not None or not self._is_action.all()
-
-    def __call__(self, values: Array, obs: Obs) -> Array:
-        """(B·D, n) values, -inf for forbidden actions."""
-        if not self.is_needed:
-            return values
-        if self._mask is not None:
-            allowed = obs[self._mask] != 0
-        else:
-            allowed = np.tile(self._is_action, (len(values) // len(self._is_action), 1))
-        return np.where(allowed, values, np.float32(-np.inf))
+    xp: Any = torch if isinstance(values, Tensor) else np
+    if mask is not None:
+        return cast(Values, xp.where(obs[mask] == 0, -math.inf, values))
+    ix = torch.arange(values.shape[1], device=values.device) if xp is torch else np.arange(values.shape[1])
+    is_none = xp.stack([ix >= n for n in branches])  # (D, n)
+    return cast(
+        Values, xp.where(is_none, -math.inf, values.reshape(-1, *is_none.shape)).reshape(values.shape)
+    )

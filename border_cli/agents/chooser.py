@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -69,9 +68,9 @@ class FormChooser:
         self._reported: Form | None = None
         self.add(forms)
 
-    def add(self, forms: Sequence[Form]) -> None:
-        """Use one of these forms, which are new and likely to be faster, and compare all of them soon."""
-        self._forms += forms
+    def add(self, forms: Sequence[Form], alone: bool = False) -> None:
+        """Use one of these forms, which are new and likely to be faster, and compare all soon, or these alone."""
+        self._forms = [*forms] if alone else [*self._forms, *forms]
         self.form = next(form for form in forms if form.threads == self.form.threads)
         self._use(self.form)
         self._steps = self._looks()
@@ -169,32 +168,24 @@ class OptStepForms:
         tell: Callable[[str], None],
         idle_s: Callable[[], float],
     ) -> None:
-        self._algorithm = agent.algorithm
-        self._compiler = compiler
-        self._only_compiled = only_compiled
-        self._done = compiler is None
-        self._kinds = set[str]()
-
-        def forms(kind: str) -> list[Form]:
-            return [Form(kind, n) for n in threads]
-
-        self._forms = forms
-        self._make_chooser = partial(FormChooser, use=self._use, tell=tell, idle_s=idle_s)
-        self._chooser = self._make_chooser(forms("eager"))
+        self._algorithm, self._threads, self._only_compiled = agent.algorithm, threads, only_compiled
+        self._poll = compiler.poll if compiler is not None else lambda _: True
+        self._graphs = {} if compiler is None else compiler.graphs
+        self._done, self._kinds = False, {"eager"}
+        self._chooser = FormChooser(self._forms("eager"), self._use, tell, idle_s)
 
     def prepare(self, batch: TensorBatch) -> bool:
         """To be called before each opt step. False: it has to be called again."""
-        if self._compiler is not None and not self._done:
-            self._done = self._compiler.poll(batch)
-            for kind in self._compiler.graphs.keys() - self._kinds:
-                self._kinds.add(kind)
-                if kind == "compiled" and self._only_compiled:
-                    self._chooser = self._make_chooser(self._forms(kind))
-                else:
-                    self._chooser.add(self._forms(kind))
+        self._done = self._done or self._poll(batch)
+        for kind in self._graphs.keys() - self._kinds:
+            self._kinds.add(kind)
+            self._chooser.add(self._forms(kind), alone=kind == "compiled" and self._only_compiled)
         self._chooser.step()
         return False
 
+    def _forms(self, kind: str) -> list[Form]:
+        return [Form(kind, n) for n in self._threads]
+
     def _use(self, form: Form) -> None:
         torch.set_num_threads(form.threads)
-        self._algorithm.graphs = {} if self._compiler is None else self._compiler.graphs.get(form.kind, {})
+        self._algorithm.graphs = self._graphs.get(form.kind, {})

@@ -15,12 +15,12 @@ from border_cli.core.types import SequenceShape
 class NetworkConfig(AgentConfig):
     """An agent that trains a network by Adam.
 
-    not_in_opt_step: options that no opt step reads, in any subclass, so that a compiled step serves all their values. A
-    subclass adds its own to those of its parent.
+    not_in_opt_step: options of any agent that no opt step reads, so that a compiled step serves all their values.
     """
 
-    not_in_opt_step: ClassVar[tuple[str, ...]] = (
-        *("compile", "lr_schedule", "lr_final", "lr_opt_steps", "reset_interval"),
+    not_in_opt_step: ClassVar[str] = (
+        "compile lr_schedule lr_final lr_opt_steps reset_interval target_interval target_tau random_env_steps eval_epsilon "
+        "epsilon_start epsilon_final epsilon_env_steps epsilon_ladder noise_std noise_interval noise_repeat"
     )
     only_with: ClassVar[dict[str, str]] = {
         "agent.lr_schedule=linear|cosine": "lr_final lr_opt_steps",
@@ -145,18 +145,15 @@ class NetworkConfig(AgentConfig):
 
     def of_opt_step(self) -> NetworkConfig:
         """With defaults in place of the values that an opt step does not read."""
-        defaults = {field.name: field.default for field in fields(self) if field.name in self.not_in_opt_step}
+        defaults = {
+            field.name: field.default for field in fields(self) if field.name in self.not_in_opt_step.split()
+        }
         return replace(self, **defaults)  # type: ignore[arg-type]
 
 
 @dataclass
 class ActorCriticConfig(NetworkConfig):
     """An agent with a policy, several critics and an entropy coefficient."""
-
-    not_in_opt_step: ClassVar[tuple[str, ...]] = (
-        *NetworkConfig.not_in_opt_step,
-        *("target_interval", "target_tau", "random_env_steps"),
-    )
 
     critic_lr: float | None = option(
         None, "learning rate of the critics; null: lr", unit="rate", gt=0.0, le=1.0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ from torch import Tensor, nn
 
 from border_cli.agents.config import MemoryConfig
 from border_cli.agents.nets import in_float32
-from border_cli.agents.numpy_policy import Memory
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import IncompatibleStateError
-from border_cli.core.spaces import EnvSpec
+from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.state import State, check_like
 from border_cli.core.types import Column
 
@@ -102,21 +100,61 @@ def sequence_errors(errors: Tensor, is_valid: Tensor, max_share: float) -> Tenso
     return max_share * there.max(1).values + (1.0 - max_share) * there.sum(1) / is_valid.sum(1)
 
 
-class SavedMemory(Memory):
-    """The memory of a policy whose state goes into checkpoints."""
+class PerEnvironment:
+    """What a policy keeps of each environment: arrays with a row per environment, which grow when a new one acts."""
 
-    def state(self) -> dict[str, str]:
-        """The states as JSON values: float32 numbers in base64, by environment."""
-        return {str(i): base64.b64encode(h.tobytes()).decode() for i, h in sorted(self._states.items())}
+    def __init__(self, **rows: Array) -> None:
+        self.rows = rows
+
+    def known(self, env_ix: Sequence[int]) -> Array:
+        """(k,) indices of these environments, whose rows are zeros at first."""
+        ix, n = np.asarray(env_ix, np.int64), len(next(iter(self.rows.values())))
+        if (new := int(ix.max()) + 1 - n) > 0:
+            for name, rows in self.rows.items():
+                self.rows[name] = np.concatenate([rows, np.zeros((new, *rows.shape[1:]), rows.dtype)])
+        return ix
+
+    def state(self) -> dict[str, Any]:
+        """The rows as JSON values."""
+        return {name: rows.tolist() for name, rows in self.rows.items()}
 
     def load_state(self, state: Any) -> None:
         """Raises IncompatibleStateError unless the state is one of `state`."""
-        texts = list(state.values()) if isinstance(state, dict) else state
-        check_like(State({}, {"memory": texts}), State({}, {"memory": [""]}), "the policy")
-        states = {int(i): np.frombuffer(base64.b64decode(text), np.float32) for i, text in state.items()}
-        if any(len(h) != self.units for h in states.values()):
-            raise IncompatibleStateError(f"the saved memory does not have {self.units} units")
-        self._states = states
+        like = {name: np.zeros((1, *rows.shape[1:]), rows.dtype).tolist() for name, rows in self.rows.items()}
+        check_like(State({}, {"kept": state}), State({}, {"kept": like}), "the policy")
+        try:
+            for name, rows in self.rows.items():
+                self.rows[name] = np.array(state[name], rows.dtype).reshape(len(state[name]), *rows.shape[1:])
+        except ValueError as e:
+            raise IncompatibleStateError(f"the saved state of the policy does not fit: {e}") from e
+
+
+class Memory(PerEnvironment):
+    """(units,) state of a GRU per environment of a policy that acts; zeros when an episode begins.
+
+    Attributes:
+        before, after: (k, units) states of the environments of `select`, before a time step and after it.
+    """
+
+    def __init__(self, units: int) -> None:
+        super().__init__(state=np.zeros((0, units), np.float32))
+        self.units = units
+        self.before = self.after = self.rows["state"]
+        self._selected: Array = np.zeros(0, np.int64)
+
+    def begin_episode(self, env_ix: int) -> None:
+        """Forget everything in this environment."""
+        ix = self.known([env_ix])
+        self.rows["state"][ix] = 0.0
+
+    def select(self, env_ix: Sequence[int]) -> None:
+        """Set `before` to the states of these environments."""
+        self._selected = self.known(env_ix)
+        self.before = self.rows["state"][self._selected]
+
+    def keep(self) -> None:
+        """Set the states of the selected environments to `after`: the time step is a part of their episodes."""
+        self.rows["state"][self._selected] = self.after
 
 
 def memory_columns(config: MemoryConfig, spec: EnvSpec) -> tuple[Column, ...]:

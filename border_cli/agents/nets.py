@@ -15,9 +15,9 @@ from torch.nn.functional import conv2d, max_pool2d
 from border_cli.agents.batch_renorm import BatchRenorm
 from border_cli.agents.config import NetworkConfig
 from border_cli.agents.numpy_policy import Network, pool_windows
-from border_cli.agents.own_encoder import OwnEncoder
+from border_cli.agents.own_encoder import own_encoder
 from border_cli.core.errors import UsageError
-from border_cli.core.spaces import Array, Obs, ObsLeaf, ObsSpec
+from border_cli.core.spaces import Array, ObsLeaf, ObsSpec
 
 _MAX_SCALED_RANGE = 255
 """Integer boxes with at most this range, such as colours, are scaled to [0, 1]; wider ones, as int64, are not."""
@@ -30,88 +30,76 @@ class Encoder(nn.Module):
     [0, 1]. Everything else is only flattened, or normalised by running statistics. A network of the user's own takes the
     place of all this.
 
-    Args:
-        config: with `normalize_obs`, leaves of which `is_normalizable` is true are normalised.
-
     Attributes:
         features: length of the vector.
-        normalized: names of the leaves that are normalised, by `normalizers`.
-        vectors: leaves that are only one-hot coded, scaled or flattened.
+        normalizers: by the names of the leaves that are normalised.
         is_deep: whether parts of it are networks, which torch computes faster than numpy.
     """
 
     def __init__(self, spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.own = OwnEncoder(spec, config, generator) if config.has_own_encoder else None
+        self._names = [leaf.name for leaf in spec.leaves]
+        self.own = own_encoder(spec, config, generator) if config.has_own_encoder else None
         leaves = spec.leaves if self.own is None else ()
-        self._images = [leaf for leaf in leaves if config.channels and is_image(leaf)]
-        normalized = [leaf for leaf in leaves if config.normalize_obs and is_normalizable(leaf)]
-        self.vectors = [leaf for leaf in leaves if leaf not in self._images + normalized]
-        network = Impala if config.encoder == "impala" else Convolutions
-        self.convolutions = nn.ModuleList(network(leaf, config, generator) for leaf in self._images)
-        self.normalizers = nn.ModuleList(map(Normalizer, normalized))
-        self.normalized = [leaf.name for leaf in normalized]
-        networks = [*self.convolutions] if self.own is None else [self.own]
-        self.is_deep = bool(networks)
-        self.features = sum(leaf.features for leaf in self.vectors + normalized)
-        self.features += sum(cast(int, part.features) for part in networks)
+        self.parts = nn.ModuleList(leaf_encoder(leaf, config, generator) for leaf in leaves)
+        named = dict(zip(self._names, self.parts, strict=False))
+        self.normalizers = {name: part for name, part in named.items() if isinstance(part, Normalizer)}
+        self.is_deep = self.own is not None or any(isinstance(p, Convolutions | Impala) for p in self.parts)
+        parts = self.parts if self.own is None else [self.own]
+        self.features = sum(cast(int, part.features) for part in parts)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """{name: (B, ...)} → (B, features)."""
         if self.own is not None:
-            return cast(Tensor, self.own(obs))
-        parts = [_flatten(leaf, obs[leaf.name]) for leaf in self.vectors]
-        parts += [part(obs[name]) for name, part in zip(self.normalized, self.normalizers, strict=True)]
-        parts += [part(obs[leaf.name]) for leaf, part in zip(self._images, self.convolutions, strict=True)]
+            return cast(Tensor, self.own({name: obs[name] for name in self._names}))
+        parts = [part(obs[name]) for name, part in zip(self._names, self.parts, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def described(self) -> list[dict[str, Any]]:
         """The parts of the vector in order, as `numpy_policy.Network` reads them; `at` begins the names of their arrays."""
-        parts, how = list[dict[str, Any]](), dict[str, Any]()
-        for leaf in self.vectors:
-            if leaf.categories:
-                is_image = leaf.kind == "box"
-                axis, scale = (leaf.channel_axis, one_hot_scale(leaf)) if is_image else (None, 1.0)
-                how = {"categories": leaf.categories, "axis": axis, "scale": scale}
-                parts.append({"name": leaf.name, "as": "one-hot", **how})
-            else:
-                low, span = scaled_span(leaf)
-                parts.append({"name": leaf.name, "as": "numbers", "low": low, "span": span})
-        for i, (name, part) in enumerate(zip(self.normalized, self.normalizers, strict=True)):
-            normalizer = cast(Normalizer, part)
-            how = {"at": f"encoder.normalizers.{i}", "stack": normalizer.shape[0], "limit": normalizer.limit}
-            parts.append({"name": name, "as": "normalized", **how})
-        for i, convolutions in enumerate(cast(Sequence[Convolutions | Impala], self.convolutions)):
-            leaf = convolutions.leaf
-            assert leaf.low is not None and leaf.high is not None
-            how = {
-                "at": f"encoder.convolutions.{i}",
-                "channels": "stack" if len(leaf.shape) == 3 and leaf.stack > 1 else "axis",
-                "axis": leaf.channel_axis,
-                "low": leaf.low,
-                "scale": 1.0 / (leaf.high - leaf.low),
-                **convolutions.description,
-            }
-            parts.append({"name": leaf.name, "as": "image", **how})
-        return parts
+        named = enumerate(zip(self._names, cast(Sequence[Any], self.parts), strict=True))
+        return [{"name": name, "at": f"encoder.parts.{i}", **part.description} for i, (name, part) in named]
 
     def statistics(self) -> list[Tensor]:
         """The statistics of all normalised leaves."""
-        return list(self.normalizers.buffers())
+        return [tensor for part in self.normalizers.values() for tensor in part.buffers()]
 
     def updated_statistics(self, obs: dict[str, Tensor], valid: Tensor | None = None) -> list[Tensor]:
         """What `statistics` is with one more batch. valid: which rows count; None: all."""
-        pairs = zip(self.normalized, self.normalizers, strict=True)
-        return [tensor for name, part in pairs for tensor in cast(Normalizer, part).updated(obs[name], valid)]
+        return [t for name, part in self.normalizers.items() for t in part.updated(obs[name], valid)]
+
+
+def leaf_encoder(
+    leaf: ObsLeaf, config: NetworkConfig, generator: torch.Generator
+) -> Flattened | Normalizer | Convolutions | Impala:
+    """What encodes a leaf: {"as": ...} in its `description` says how, as `numpy_policy.Network` reads it."""
+    if config.channels and is_image(leaf):
+        return (Impala if config.encoder == "impala" else Convolutions)(leaf, config, generator)
+    return Normalizer(leaf) if config.normalize_obs and is_normalizable(leaf) else Flattened(leaf)
+
+
+def described(leaf: ObsLeaf, config: NetworkConfig) -> str:
+    """What an `Encoder` makes of a leaf, in words."""
+    how: dict[str, Any] = {"as": config.encoder}
+    if not config.has_own_encoder:
+        how = leaf_encoder(leaf, config, torch.Generator()).description
+    columns = f" in {leaf.features} columns" if "categories" in how else ""
+    low, span = how.get("low", 0.0), how.get("span", 1.0)
+    scaled = "" if (low, span) == (0.0, 1.0) else f", scaled from {low:g} … {low + span:g} to 0 … 1"
+    return f"{leaf.name} {leaf.shape} {leaf.dtype}: {how['as']}{columns}{scaled}"
 
 
 def is_normalizable(leaf: ObsLeaf) -> bool:
     """Whether running statistics can normalise a leaf: a box of floats, or of integers too wide to be scaled; no image."""
-    if leaf.kind != "box" or leaf.categories or is_image(leaf):
-        return False
+    return leaf.kind == "box" and not leaf.categories and not is_image(leaf) and _small_range(leaf) is None
+
+
+def _small_range(leaf: ObsLeaf) -> tuple[float, float] | None:
+    """Least value and range of integers that are scaled to [0, 1]; None for other numbers."""
     if np.dtype(leaf.dtype).kind == "f" or leaf.low is None or leaf.high is None:
-        return True
-    return leaf.high - leaf.low > _MAX_SCALED_RANGE  # narrower ones are scaled to [0, 1] by their bounds
+        return None
+    span = leaf.high - leaf.low
+    return (leaf.low, span or 1.0) if span <= _MAX_SCALED_RANGE else None
 
 
 _MAX_NORMALIZED = 10.0
@@ -135,8 +123,12 @@ class Normalizer(nn.Module):
 
     def __init__(self, leaf: ObsLeaf) -> None:
         super().__init__()
-        self.shape = leaf.stack, leaf.features // leaf.stack
-        self.limit = _MAX_NORMALIZED
+        self.features, self.shape = leaf.features, (leaf.stack, leaf.features // leaf.stack)
+        self.description = {
+            "as": "normalised by running statistics",
+            "stack": leaf.stack,
+            "limit": _MAX_NORMALIZED,
+        }
         self.mean: Tensor
         self.std: Tensor
         self.count: Tensor
@@ -173,54 +165,40 @@ class Normalizer(nn.Module):
         return self.mean.lerp(mean, weight), variance.sqrt(), count
 
 
-def one_hot_scale(leaf: ObsLeaf) -> float:
-    """What replaces the ones of an image of n categories: 1/√n, so that their vector has length 1.
+class Flattened(nn.Module):
+    """A leaf as it is, one-hot coded, or scaled to [0, 1] where its integers have a small range.
 
-    With ones, an opt step changes the first layer's outputs by about n times the learning rate, and the values stay noisy.
+    The ones of an image of n categories are 1/√n, so that their vector has length 1. With ones, an opt step changes the
+    first layer's outputs by about n times the learning rate, and the values stay noisy.
     """
-    return 1.0 / math.sqrt(math.prod(leaf.shape))
 
+    def __init__(self, leaf: ObsLeaf) -> None:
+        super().__init__()
+        self.features = leaf.features
+        self.description: dict[str, Any]
+        if leaf.categories:
+            is_image = leaf.kind == "box"
+            axis, scale = (leaf.channel_axis, math.prod(leaf.shape) ** -0.5) if is_image else (None, 1.0)
+            self.description = {
+                "as": "one-hot coded",
+                "categories": leaf.categories,
+                "axis": axis,
+                "scale": scale,
+            }
+        else:
+            low, span = _small_range(leaf) or (0.0, 1.0)
+            self.description = {"as": "flattened", "low": low, "span": span}
 
-def _flatten(leaf: ObsLeaf, value: Tensor) -> Tensor:
-    """(B, *leaf.shape) → (B, leaf.features) float32: one-hot coded, scaled to [0, 1], or as it is."""
-    flat = value.reshape(value.shape[0], -1)
-    if leaf.categories:
+    def forward(self, value: Tensor) -> Tensor:
+        how, flat = self.description, value.reshape(value.shape[0], -1)
+        if how["as"] == "flattened":
+            is_scaled = (how["low"], how["span"]) != (0.0, 1.0)
+            return (flat.float() - how["low"]) / how["span"] if is_scaled else flat.float()
         # By comparison, because torch's one_hot reads values, so it cannot be compiled. It codes other values as zeros.
-        coded = value.movedim(leaf.channel_axis % value.ndim, value.ndim - 1) if leaf.kind == "box" else flat
-        hot = [
-            coded[..., i, None] == torch.arange(n, device=value.device) for i, n in enumerate(leaf.categories)
-        ]
-        ones = torch.cat(hot, dim=-1).flatten(1).float()
-        return ones * one_hot_scale(leaf) if leaf.kind == "box" else ones
-    low, span = scaled_span(leaf)
-    return flat.float() if (low, span) == (0.0, 1.0) else (flat.float() - low) / span
-
-
-def scaled_span(leaf: ObsLeaf) -> tuple[float, float]:
-    """What the network subtracts from a leaf, and what it divides the result by: 0 and 1 where it is not scaled."""
-    if np.dtype(leaf.dtype).kind == "f" or leaf.low is None or leaf.high is None:
-        return 0.0, 1.0
-    span = leaf.high - leaf.low
-    return (leaf.low, span) if 0 < span <= _MAX_SCALED_RANGE else (0.0, 1.0)
-
-
-def described(leaf: ObsLeaf, config: NetworkConfig) -> str:
-    """What an `Encoder` makes of a leaf, in words."""
-    low, span = (0.0, 1.0) if leaf.categories or config.has_own_encoder else scaled_span(leaf)
-    if config.has_own_encoder:
-        how = config.encoder
-    elif leaf.categories:
-        how = f"one-hot coded in {leaf.features} columns"
-    elif config.channels and is_image(leaf):
-        how, low, span = "convolutions", leaf.low or 0.0, (leaf.high or 0.0) - (leaf.low or 0.0)
-    else:
-        how = (
-            "normalised by running statistics"
-            if config.normalize_obs and is_normalizable(leaf)
-            else "flattened"
-        )
-    scaled = "" if (low, span) == (0.0, 1.0) else f", scaled from {low:g} … {low + span:g} to 0 … 1"
-    return f"{leaf.name} {leaf.shape} {leaf.dtype}: {how}{scaled}"
+        coded = flat if how["axis"] is None else value.movedim(how["axis"] % value.ndim, value.ndim - 1)
+        sizes = enumerate(how["categories"])
+        hot = [coded[..., i, None] == torch.arange(n, device=value.device) for i, n in sizes]
+        return torch.cat(hot, dim=-1).flatten(1).float().mul(how["scale"])
 
 
 def layer_list(
@@ -250,11 +228,6 @@ def arrays_of(network: nn.Module) -> dict[str, Array] | None:
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return None
     return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
-
-
-def to_tensors(obs: Obs, device: torch.device) -> dict[str, Tensor]:
-    """Arrays as tensors; on the CPU they share memory."""
-    return {name: torch.from_numpy(rows).to(device) for name, rows in obs.items()}
 
 
 def in_float32(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -388,7 +361,7 @@ class Convolutions(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.features = height * width * ([n_in, *channels][-1])
         sizes = [(layer.kernel_size[0], layer.stride[0], int(layer.padding[0])) for layer in layers]
-        self.description: dict[str, Any] = {"layers": sizes}
+        self.description = _image(leaf) | {"layers": sizes}
 
     def forward(self, value: Tensor) -> Tensor:
         """(B, *leaf.shape) → (B, features)."""
@@ -397,6 +370,14 @@ class Convolutions(nn.Module):
             x = layer(x, scale).relu_()
             scale = 1.0
         return x.flatten(1)
+
+
+def _image(leaf: ObsLeaf) -> dict[str, Any]:
+    """How an image is prepared for convolutions."""
+    assert leaf.low is not None and leaf.high is not None
+    order = "stack" if len(leaf.shape) == 3 and leaf.stack > 1 else "axis"
+    how = {"as": "convolutions", "channels": order, "axis": leaf.channel_axis}
+    return how | {"low": leaf.low, "span": leaf.high - leaf.low}
 
 
 def _shifted(leaf: ObsLeaf, value: Tensor) -> tuple[Tensor, float]:
@@ -437,7 +418,7 @@ class Impala(nn.Module):
         self.stages = nn.ModuleList(_Stage(*pair, norm, generator) for pair in pairwise(sizes))
         self._windows = [pool_windows(math.ceil(side / 2 ** len(self.stages))) for side in sides]
         self.features = sizes[-1] * math.prod(map(len, self._windows))
-        self.description: dict[str, Any] = {"stages": len(self.stages), "spectral_norm": norm}
+        self.description = _image(leaf) | {"stages": len(self.stages), "spectral_norm": norm}
 
     def forward(self, value: Tensor) -> Tensor:
         """(B, *leaf.shape) → (B, features)."""

@@ -12,7 +12,6 @@ It uses nothing but numpy and the standard library, so it can be copied to any m
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +95,18 @@ class Network:
     def _encoded(self, part: dict[str, Any], value: Any) -> Any:
         """(B, ...) one part of an observation → (B, features) as the network sees it."""
         n = len(value)
-        if part["as"] == "one-hot":
+        if part["as"] == "one-hot coded":
             columns = (
                 np.moveaxis(value, part["axis"], -1) if part["axis"] is not None else value.reshape(n, -1)
             )
             hot = [columns[..., i, None] == np.arange(size) for i, size in enumerate(part["categories"])]
             return np.concatenate(hot, axis=-1).reshape(n, -1).astype(np.float32) * np.float32(part["scale"])
-        if part["as"] == "image":  # ReLU convolutions, or the stages of Impala, flattened
+        if part["as"] == "convolutions":  # ReLU convolutions, or the stages of Impala, flattened
             if part["channels"] != "stack":
                 # Of a stack (B, frames, height, width), the frames are the channels already.
                 value = np.moveaxis(value, part["axis"], -3)
                 value = value.reshape(n, -1, *value.shape[-2:])
-            x = (value.astype(np.float32) - np.float32(part["low"])) * np.float32(part["scale"])
+            x = (value.astype(np.float32) - np.float32(part["low"])) / np.float32(part["span"])
             for i, (_, stride, padding) in enumerate(part.get("layers", ())):
                 weight, bias = (
                     self._arrays[f"{part['at']}.layers.{i}.{name}"] for name in ("weight", "bias")
@@ -122,7 +121,7 @@ class Network:
                 x = np.maximum(x, 0.0)
             return x.reshape(n, -1)
         numbers = value.reshape(n, -1).astype(np.float32, copy=False)
-        if part["as"] == "normalized":
+        if "stack" in part:
             mean, std = self._arrays[f"{part['at']}.mean"], self._arrays[f"{part['at']}.std"]
             framed = numbers.reshape(n, part["stack"], -1)
             return ((framed - mean) / std).clip(-part["limit"], part["limit"]).reshape(n, -1)
@@ -220,35 +219,6 @@ def _gru_step(x: Any, state: Any, of_x: Any, of_state: Any, bias_x: Any, bias_st
     return new + gates[:, units:] * (state - new)
 
 
-class Memory:
-    """(units,) state of a GRU per environment of a policy that acts; zeros when an episode begins.
-
-    Attributes:
-        before, after: (k, units) states of the environments of `select`, before a time step and after it.
-    """
-
-    def __init__(self, units: int) -> None:
-        self.units = units
-        self.before: Any = np.zeros((0, units), np.float32)
-        self.after = self.before
-        self._states: dict[int, Any] = {}
-        self._selected: Sequence[int] = ()
-
-    def begin_episode(self, env_ix: int) -> None:
-        """Forget everything in this environment."""
-        self._states.pop(env_ix, None)
-
-    def select(self, env_ix: Sequence[int]) -> None:
-        """Set `before` to the states of these environments."""
-        zeros = np.zeros(self.units, np.float32)
-        self._selected = env_ix
-        self.before = np.stack([self._states.get(i, zeros) for i in env_ix])
-
-    def keep(self) -> None:
-        """Set the states of the selected environments to `after`: the time step is a part of their episodes."""
-        self._states.update(zip(self._selected, self.after, strict=True))
-
-
 def load(folder: str | Path = Path(__file__).parent) -> Policy:
     """The policy in a folder."""
     folder = Path(folder)
@@ -271,15 +241,14 @@ class Policy:
         self._arrays = arrays
         self._network = Network(description["network"], arrays)
         self._network.copy_params()
-        self._memory = Memory(units) if (units := description["units"]) else None
+        self._states: dict[int, Any] = {}  # of a memory, by row
 
     def begin_episode(self, row: int = 0) -> None:
         """Forget what a recurrent network remembers of the environment whose observations are this row of the batches.
 
         Call it after each reset. Without a memory it does nothing.
         """
-        if self._memory is not None:
-            self._memory.begin_episode(row)
+        self._states.pop(row, None)
 
     def __call__(self, observation: Any, action_mask: Any = None) -> Any:
         """The action for an observation, or the actions for a batch, as the environment takes them.
@@ -318,13 +287,13 @@ class Policy:
 
     def _actions(self, parts: dict[str, Any]) -> Any:
         """(B, ...) for each part of an observation → (B, ...) actions."""
-        action = self._description["action"]
-        if self._memory is None:
-            outputs, _, _ = self._network(parts)
-        else:
-            self._memory.select(range(len(next(iter(parts.values())))))
-            outputs, _, self._memory.after = self._network(parts, state=self._memory.before)
-            self._memory.keep()
+        action, units, state = self._description["action"], self._description["units"], None
+        if units:
+            zeros, rows = np.zeros(units, np.float32), range(len(next(iter(parts.values()))))
+            state = np.stack([self._states.get(i, zeros) for i in rows])
+        outputs, _, state = self._network(parts, state=state)
+        if units:
+            self._states.update(enumerate(state))
         if self._description["kind"] == "values":
             if self._description["head"] == "categorical":  # (B, n, k) logits → (B, n) expected returns
                 p = np.exp(outputs - outputs.max(-1, keepdims=True))

@@ -17,38 +17,27 @@ from border_cli.core.spaces import ObsLeaf, ObsSpec
 _ROWS = 16
 
 
-class OwnEncoder(nn.Module):
-    """Gives the user's module the parts of an observation that it was made for, in their order.
+def own_encoder(spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> nn.Module:
+    """A network of the user's class, which is called with `spec` and `config.encoder_kwargs`.
 
-    The class is called with `spec` and `config.encoder_kwargs`. What it draws from torch's global generator comes from the
-    given one. Raises UsageError where it fails, or cannot be trained.
-
-    Attributes:
-        features: length of the vector that it returns.
+    What the class draws from torch's global generator comes from the given one. Raises UsageError where it fails, or the
+    network cannot be trained.
     """
-
-    def __init__(self, spec: ObsSpec, config: NetworkConfig, generator: torch.Generator) -> None:
-        super().__init__()
-        make, self._names = import_path(config.encoder, "agent.encoder"), [leaf.name for leaf in spec.leaves]
-        with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.no_grad():
-            torch.set_rng_state(generator.get_state())
-            try:
-                own = make(spec, **config.encoder_kwargs)
-                problem, allowed = _problem(own, {leaf.name: _example(leaf) for leaf in spec.leaves})
-            except Exception as e:
-                raise UsageError(
-                    f"agent.encoder={config.encoder} raised {type(e).__name__}: {first_line(e)}",
-                    allowed="debug=true for its traceback",
-                ) from e
-            generator.set_state(torch.get_rng_state())
-        if problem:
-            raise UsageError(f"agent.encoder={config.encoder} {problem}", allowed=allowed)
-        self.network = cast(nn.Module, own)
-        self.features = cast(int, own.features)
-
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """{name: (B, ...)} → (B, features)."""
-        return cast(Tensor, self.network({name: obs[name] for name in self._names}))
+    make = import_path(config.encoder, "agent.encoder")
+    with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.no_grad():
+        torch.set_rng_state(generator.get_state())
+        try:
+            own = make(spec, **config.encoder_kwargs)
+            problem, allowed = _problem(own, {leaf.name: _example(leaf) for leaf in spec.leaves})
+        except Exception as e:
+            raise UsageError(
+                f"agent.encoder={config.encoder} raised {type(e).__name__}: {first_line(e)}",
+                allowed="debug=true for its traceback",
+            ) from e
+        generator.set_state(torch.get_rng_state())
+    if problem:
+        raise UsageError(f"agent.encoder={config.encoder} {problem}", allowed=allowed)
+    return cast(nn.Module, own)
 
 
 def _problem(own: Any, obs: dict[str, Tensor]) -> tuple[str, str]:

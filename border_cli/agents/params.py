@@ -226,27 +226,17 @@ class LearnerState:
     targets: dict[str, Tensor]
     stats: StepStats
 
-    def tensors(self, layouts: Mapping[str, FlatParams] | None = None) -> dict[str, Tensor]:
-        """Every tensor by its path, in the order of `graph.leaves`.
-
-        layouts: by network; their vectors are split into named parameters and buffers.
-        """
-        named: dict[str, Tensor] = {}
-        for name, net in sorted(self.nets.items()):
-            for part in ("params", "exp_avg", "exp_avg_sq", "step"):
-                named[f"{name}.{part}"] = getattr(net, part)
-        named |= dict(sorted(self.targets.items()))
-        named |= {f"stats.{name}": tensor for name, tensor in vars(self.stats).items()}
-        if layouts is None:
-            return named
-        split: dict[str, Tensor] = {}
-        for path, tensor in named.items():
-            layout = layouts.get(path.partition(".")[0])
-            if layout is None or tensor.dim() == 0:
-                split[path] = tensor
-            else:
-                split |= {f"{path}.{name}": part for name, part in layout.unflatten(tensor).items()}
-        return split
+    def tensors(self, layouts: Mapping[str, FlatParams]) -> dict[str, Tensor]:
+        """Every tensor by its path. layouts: by network; their vectors are split into named parameters and buffers."""
+        vectors = dict(self.targets)
+        for name, net in self.nets.items():
+            vectors |= {f"{name}.{part}": getattr(net, part) for part in ("params", "exp_avg", "exp_avg_sq")}
+        tensors = {f"{name}.step": net.step for name, net in self.nets.items()}
+        tensors |= {f"stats.{name}": tensor for name, tensor in vars(self.stats).items()}
+        for path, vector in vectors.items():
+            parts = layouts[path.partition(".")[0]].unflatten(vector)
+            tensors |= {f"{path}.{name}": part for name, part in parts.items()}
+        return tensors
 
 
 @dataclass
@@ -274,61 +264,6 @@ def _mapped(function: Callable[[Any], Tensor], batch: Any) -> TensorBatch:
     return TensorBatch(**{column.name: of(getattr(batch, column.name)) for column in fields(TensorBatch)})
 
 
-class _Slot:
-    """Memory for a batch on its way to a device: `host` is pinned, `batch` is on the device.
-
-    copied: event after the newest copy to the device · used: event after the last opt step that reads `batch`.
-    """
-
-    def __init__(self, like: TensorBatch, device: torch.device, events: Any) -> None:
-        pinned = device.type == "cuda"
-        self.host = _mapped(lambda t: torch.empty(t.shape, dtype=t.dtype, pin_memory=pinned), like)
-        self.batch = _mapped(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device), like)
-        self.copied, self.used = events.Event(), events.Event()
-
-
-class Prefetch:
-    """Copies batches to a GPU on a stream of its own, while the GPU may still compute the opt step before.
-
-    Two slots take turns, so the host waits for the copy of the batch before the last one at most. Nothing here changes
-    which rows a batch has: it is sampled when all that happened before is known, priorities included.
-
-    like: a batch with the shapes and dtypes of all later ones.
-    """
-
-    def __init__(self, like: TensorBatch, device: torch.device) -> None:
-        self._device = device
-        self._streams: Any = torch.get_device_module(device)  # those of torch.cpu, for tests, do nothing
-        self._stream = self._streams.Stream(device)
-        self._slots = [_Slot(like, device, self._streams) for _ in range(2)]
-        # Earlier work may still use the memory that the slots were given.
-        self._stream.wait_stream(self._streams.current_stream(device))
-
-    def load(self, batch: TensorBatch) -> TensorBatch:
-        """The batch on the device, for all work that is started on the current stream before the next call."""
-        slot, last = self._slots
-        self._slots = [last, slot]
-        current = self._streams.current_stream(self._device)
-        last.used.record(current)
-        slot.copied.synchronize()
-        for on_host, column in zip(_columns(slot.host), _columns(batch), strict=True):
-            on_host.copy_(column)
-        with self._streams.stream(self._stream):
-            self._stream.wait_event(slot.used)
-            for on_device, on_host in zip(_columns(slot.batch), _columns(slot.host), strict=True):
-                on_device.copy_(on_host, non_blocking=True)
-            slot.copied.record(self._stream)
-        current.wait_event(slot.copied)
-        return slot.batch
-
-
-def _columns(batch: TensorBatch) -> list[Tensor]:
-    """The tensors of a batch in a fixed order."""
-    values = [getattr(batch, column.name) for column in fields(batch)]
-    parts = [list(value.values()) if isinstance(value, dict) else [value] for value in values]
-    return [tensor for part in parts for tensor in part if tensor is not None]
-
-
 class BatchLoader:
     """Samples batches of one size from a replay buffer. last: the newest batch, None before the first."""
 
@@ -337,19 +272,13 @@ class BatchLoader:
         self._size = size
         self._device = device
         self._tensors: TensorBatch | None = None  # with the memory of `last`
-        self._prefetch: Prefetch | None = None
 
     def next(self, buffer: ReplayBuffer) -> TensorBatch:
         """The next batch. On the CPU its tensors share the arrays' memory, so that a refilled batch keeps its tensors."""
-        batch, device = buffer.batch(self._size, into=self.last), self._device
-        if isinstance(batch.reward, Tensor):  # rows on the device, with weights that are not
-            self.last = batch
-            return _mapped(lambda rows: rows if isinstance(rows, Tensor) else to_device(rows, device), batch)
-        if self._tensors is None or batch is not self.last:
-            self.last, self._tensors = batch, _mapped(torch.from_numpy, batch)
-        if device.type == "cpu":
-            return self._tensors
-        if device.type != "cuda":
-            return _mapped(lambda tensor: tensor.to(device), self._tensors)
-        self._prefetch = self._prefetch or Prefetch(self._tensors, device)
-        return self._prefetch.load(self._tensors)
+        batch = buffer.batch(self._size, into=self.last)
+        if self._tensors is None or batch is not self.last or self._device.type != "cpu":
+            self.last, self._tensors = batch, _mapped(self._on_device, batch)
+        return self._tensors
+
+    def _on_device(self, rows: Any) -> Tensor:
+        return rows if isinstance(rows, Tensor) else to_device(rows, self._device)

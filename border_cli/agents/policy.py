@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from border_cli.agents.memory import STATE, SavedMemory
-from border_cli.agents.nets import numpy_network, to_tensors
+from border_cli.agents.memory import STATE, Memory
+from border_cli.agents.nets import numpy_network
 from border_cli.agents.params import FlatParams
 from border_cli.core.spaces import Array, EnvSpec, Obs
 from border_cli.core.state import State, check_like
@@ -59,7 +59,7 @@ class NetworkPolicy(ABC):
         self._eval_rng = seeding.generator(seed, seeding.EVALUATION_POLICY)
         self._exploring = True
         units = getattr(config, "gru", None)
-        self._memory = None if units is None else SavedMemory(units)
+        self._memory = None if units is None else Memory(units)
         self._kept: dict[str, Any] = {} if units is None else {"memory": self._memory}
         """What is kept of each environment, saved with the generators."""
         self._prepare(spec, actor, n_actors)
@@ -96,12 +96,11 @@ class NetworkPolicy(ABC):
     @torch.inference_mode()
     def _by_tensors(self, obs: Obs, *noise: Any) -> Any:
         """What the network returns as torch computes it. A memory passes one time step."""
-        tensors = to_tensors(obs, self.params.device)
+        device = self.params.device
+        tensors = {name: to_device(rows, device) for name, rows in obs.items()}
         if self._memory is None:
             return self.network(tensors, *noise)
-        outputs, after = self.network.remember(
-            tensors, to_device(self._memory.before, self.params.device), *noise
-        )
+        outputs, after = self.network.remember(tensors, to_device(self._memory.before, device), *noise)
         self._memory.after = after.cpu().numpy()
         return outputs
 

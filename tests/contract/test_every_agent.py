@@ -167,7 +167,7 @@ def test_a_reset_draws_anew_what_is_trained_and_nothing_else(agent: str) -> None
                 online = f"{network.removesuffix('_target').replace('target', 'online')}.params.{part}"
                 assert (array == after[online]).all(), name
             elif network != "stats":
-                is_kept = ".normalizers." in name or ".returns." in name
+                is_kept = ".encoder.parts." in name or ".returns." in name
                 assert (array == (before if is_kept else fresh)[name]).all(), name
         drawn.append(after)
     assert any(

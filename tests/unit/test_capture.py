@@ -1,10 +1,8 @@
-"""The path of a batch and of an opt step on a GPU, as far as a CPU can take it: only streams and recording are replaced."""
+"""The path of an opt step on a GPU, as far as a CPU can take it: only the recording is replaced."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from border_cli.agents.agent import NetworkAgent
 from border_cli.agents.capture import CapturedStep, StepCall, capture_opt_steps
-from border_cli.agents.params import BatchLoader, Prefetch, TensorBatch
+from border_cli.agents.params import BatchLoader, TensorBatch
 from border_cli.config.schema import TrainConfig
 from border_cli.run import factories
 from tests.kinds import AGENTS
@@ -109,75 +107,3 @@ def test_which_opt_steps_are_captured(compiled: str, captures: bool) -> None:
     config = TrainConfig(agent=config_of("dqn", compile=compiled), device="cuda:1")
     factories.capture_on_gpu(learner, config)
     assert getattr(learner.compiling, "func", None) is (capture_opt_steps if captures else None)
-
-
-class LoggedCuda:
-    """Stands for torch.cuda: records what streams and events are asked for, and by whom."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self._events = (f"{kind}{slot}" for slot in itertools.count() for kind in ("copied", "used"))
-
-    def Stream(self, device: torch.device) -> Logged:
-        return Logged("side", self.calls)
-
-    def Event(self) -> Logged:
-        return Logged(next(self._events), self.calls)
-
-    def current_stream(self, device: torch.device) -> Logged:
-        return Logged("main", self.calls)
-
-    def stream(self, stream: Any) -> Any:
-        return torch.cpu.stream(None)  # type: ignore[arg-type]
-
-
-@dataclass
-class Logged:
-    """A stream or an event."""
-
-    name: str
-    calls: list[str]
-
-    def wait_event(self, other: Logged) -> None:
-        self.calls.append(f"{self.name} waits for {other.name}")
-
-    wait_stream = wait_event
-
-    def record(self, stream: Logged) -> None:
-        self.calls.append(f"{self.name} on {stream.name}")
-
-    def synchronize(self) -> None:
-        self.calls.append(f"host waits for {self.name}")
-
-
-def test_no_memory_of_a_batch_is_written_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = LoggedCuda()
-    monkeypatch.setattr(torch, "get_device_module", lambda device: log)
-    host = loaded(0)
-    prefetch = Prefetch(host, CPU)
-    assert log.calls == ["side waits for main"]
-    for slot, last in ((0, 1), (1, 0), (0, 1)):
-        log.calls.clear()
-        prefetch.load(host)
-        assert log.calls == [
-            f"used{last} on main",  # after the opt step that reads the other slot
-            f"host waits for copied{slot}",  # before it writes the pinned memory
-            f"side waits for used{slot}",  # before it writes the memory on the device
-            f"copied{slot} on side",
-            f"main waits for copied{slot}",
-        ]
-
-
-def test_two_batches_in_turn_have_memory_of_their_own() -> None:
-    sources = [loaded(number) for number in range(4)]
-    prefetch = Prefetch(sources[0], CPU)
-    copies = [prefetch.load(source) for source in sources]
-    assert copies[0] is copies[2] and copies[1] is copies[3]
-    for copy, source in ((copies[2], sources[2]), (copies[3], sources[3])):
-        for name, tensor in source.obs.items():
-            assert torch.equal(copy.obs[name], tensor) and copy.obs[name].data_ptr() != tensor.data_ptr()
-            assert torch.equal(copy.next_obs[name], source.next_obs[name])
-        for name in ("action", "reward", "discount", "terminated", "weight"):
-            assert torch.equal(getattr(copy, name), getattr(source, name)), name
-    with pytest.raises(ValueError):
-        prefetch.load(loaded(0, weighted=False))

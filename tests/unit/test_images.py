@@ -159,7 +159,7 @@ def test_impala_equals_its_layers_by_torch_and_by_numpy(height: int, width: int,
     pixels = torch.randint(256, (5, *image.shape), dtype=torch.uint8, generator=generator())
     with torch.no_grad():
         encoded = encoder({"obs": pixels}).numpy()
-        expected = plain_impala(encoder.convolutions[0], pixels, normalized).numpy()  # type: ignore[arg-type]
+        expected = plain_impala(encoder.parts[0], pixels, normalized).numpy()  # type: ignore[arg-type]
     assert encoder.is_deep and encoded.shape == (5, encoder.features)
     np.testing.assert_allclose(encoded, expected, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(
@@ -181,7 +181,7 @@ def test_every_agent_can_have_it(agent: str) -> None:
     spec = spec_of("image", agent)
     config = AGENTS[agent].config(hidden=[8], channels=[4, 4], encoder="impala", spectral_norm=True)
     policy = AGENTS[agent].load().make_policy(config, spec, seed=0)
-    assert "encoder.convolutions.0.stages.1.weight" in policy.model_info().arrays
+    assert "encoder.parts.0.stages.1.weight" in policy.model_info().arrays
     assert len(policy.sample({"obs": np.zeros((3, 10, 12, 3), np.uint8)})) == 3
 
 

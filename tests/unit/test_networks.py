@@ -14,7 +14,7 @@ from border_cli.agents.dqn.agent import DqnPolicy, make_agent, make_policy
 from border_cli.agents.dqn.config import HEADS, DqnConfig
 from border_cli.agents.dqn.heads import make_head
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
-from border_cli.agents.nets import Encoder, NoisyLinear, numpy_network, scaled_noise, to_tensors
+from border_cli.agents.nets import Encoder, NoisyLinear, numpy_network, scaled_noise
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.config import SacConfig, Td3Config
 from border_cli.agents.sac.network import PolicyNetwork
@@ -25,6 +25,10 @@ from tests.learners import opt_step
 SPEC = EnvSpec(ObsSpec((ObsLeaf("obs", (), "box", (4,), "float32"),)), ActionSpec("discrete", n=3))
 SWITCHES = list(product(HEADS, (False, True), (False, True)))
 T = torch.tensor
+
+
+def tensors_of(obs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(rows) for name, rows in obs.items()}
 
 
 def config(head: str = "scalar", dueling: bool = False, noisy: bool = False, **more: Any) -> DqnConfig:
@@ -174,7 +178,7 @@ def test_the_q_network(settings: dict[str, Any], rows: int) -> None:
     normal = torch.randn(network.noise_size, generator=generator) if network.noise_size else None
     for noise in (NO_NOISE, Noise(normal=normal)):
         with torch.no_grad():
-            wanted = network(to_tensors(obs, CPU), noise).numpy()
+            wanted = network(tensors_of(obs), noise).numpy()
         q, *_ = arrays(obs, None if noise.normal is None else noise.normal.numpy())
         np.testing.assert_allclose(q, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
     assert all((obs[name] == before[name]).all() for name in obs), "observations are not changed"
@@ -212,11 +216,16 @@ def test_the_policy_network(config: SacConfig, rows: int) -> None:
     set_statistics(network.encoder)
     obs = mixed_observations(rows)
     with torch.no_grad():
-        wanted = network(to_tensors(obs, CPU))
+        wanted = network(tensors_of(obs))
     arrays = numpy_network(network)
     assert arrays is not None
     out, features, _ = arrays(obs)
-    parameters = network.parameters_of_arrays(out, features)
-    for part, name in zip(parameters, ("mean", "std", "features"), strict=True):
+    parameters = network.distribution(torch.from_numpy(out), torch.from_numpy(features))
+    for name in ("mean", "std", "features"):
         torch_values = getattr(wanted, name).numpy()
-        np.testing.assert_allclose(part, torch_values, rtol=1e-4, atol=1e-5 * np.abs(torch_values).max())
+        np.testing.assert_allclose(
+            getattr(parameters, name).detach(),
+            torch_values,
+            rtol=1e-4,
+            atol=1e-5 * np.abs(torch_values).max(),
+        )

@@ -124,7 +124,7 @@ def test_every_agent_learns_resumes_and_acts_with_it(agent: str) -> None:
     before = {name: array.copy() for name, array in learner.model_info().arrays.items()}
     learn(agent, learner, range(3))
     after = learner.model_info().arrays
-    (name,) = (name for name in after if name.endswith("own.network.number.weight"))
+    (name,) = (name for name in after if name.endswith("own.number.weight"))
     assert after[name].shape == (4, 3)
     assert (after[name] != before[name]).any()
     state = learner.state()
@@ -165,7 +165,7 @@ def test_the_seed_decides_its_first_weights_and_torchs_generator_does_not() -> N
     def first(seed: int) -> np.ndarray:
         torch.rand(seed)  # moves torch's generator
         arrays = make_learner("dqn", seed, **ATTENTION).model_info().arrays
-        return arrays["encoder.own.network.number.weight"]
+        return arrays["encoder.own.number.weight"]
 
     before = torch.get_rng_state()
     same = first(3), first(3)
@@ -226,7 +226,7 @@ def test_it_gets_the_parts_of_its_spec_alone_in_their_order() -> None:
     networks = algorithm.networks
     for network, names in ((networks["policy"], ["z", "a"]), (networks["critics"], ["z", "a", "secret"])):
         network(obs)
-        assert network.encoder.own.network.names == names
+        assert network.encoder.own.names == names
 
 
 def test_weight_decay_takes_all_its_matrices() -> None:
@@ -235,7 +235,7 @@ def test_weight_decay_takes_all_its_matrices() -> None:
     for part in layout.matrices:
         vector[part] = 1.0
     decayed = {name for name, part in layout.unflatten(vector).items() if part.all()}
-    assert {name.rpartition("own.network.")[2] for name in decayed if "own" in name} == {
+    assert {name.rpartition("own.")[2] for name in decayed if "own" in name} == {
         "number.weight",
         "kind.weight",
         "attention.in_proj_weight",

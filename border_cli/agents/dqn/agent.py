@@ -19,7 +19,7 @@ from torch import Tensor
 
 from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Algorithm, Learned
-from border_cli.agents.branches import ArrayMask, by_branch, check_discrete, mask_actions, mean_of_branches
+from border_cli.agents.branches import by_branch, check_discrete, mask_actions, mean_of_branches
 from border_cli.agents.dqn.config import DqnConfig
 from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead, make_head
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
@@ -82,8 +82,8 @@ class DqnPolicy(NetworkPolicy):
         if self.config.epsilon_ladder is not None and n_actors > 1:
             self._power += self.config.epsilon_ladder * actor / (n_actors - 1)
         self._noise_size = self.network.noise_size
-        self._masked = ArrayMask(spec.action, self._mask)
-        self._shape, self._n, self._d = self._masked.shape, spec.action.n, len(spec.action.branches)
+        self._shape, self._n, self._d = spec.action.shape, spec.action.n, len(spec.action.branches)
+        self._may_forbid = self._mask is not None or len(set(spec.action.branches)) > 1
 
     def action_values(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n) expected returns, -inf for forbidden actions, or (B, D, n) of D actions at once.
@@ -96,7 +96,7 @@ class DqnPolicy(NetworkPolicy):
         else:
             with torch.inference_mode():
                 values = self.head.values(torch.from_numpy(outputs)).numpy()
-        values = self._masked(values, obs)
+        values = mask_actions(values, obs, self._mask, self.network.branches)
         return values.reshape(-1, self._d, self._n) if self._shape else values
 
     def _outputs(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
@@ -167,9 +167,9 @@ class DqnPolicy(NetworkPolicy):
     def _chosen(self, values: Array, epsilon: float, rng: np.random.Generator) -> Array:
         """(B, *shape) actions by their values; each of several at once explores for itself."""
         if not self._shape:
-            return epsilon_greedy(values, epsilon, rng, self._masked.is_needed)
+            return epsilon_greedy(values, epsilon, rng, self._may_forbid)
         flat = values.reshape(-1, self._n)
-        return epsilon_greedy(flat, epsilon, rng, self._masked.is_needed).reshape(-1, *self._shape)
+        return epsilon_greedy(flat, epsilon, rng, self._may_forbid).reshape(-1, *self._shape)
 
 
 # -- learning -------------------------------------------------------------------

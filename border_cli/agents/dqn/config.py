@@ -18,7 +18,6 @@ from border_cli.core.spaces import Array
 
 HEADS = ("scalar", "categorical", "quantile", "implicit_quantile")
 EXPLORATIONS = ("epsilon", "none")
-_OF_EPSILON = "epsilon_start epsilon_final epsilon_env_steps epsilon_ladder"
 
 LARGEST_RETURN = math.expm1(10.0)
 """How far the atoms of a categorical head reach where an end is open: 22,025."""
@@ -28,16 +27,12 @@ LARGEST_RETURN = math.expm1(10.0)
 class DqnConfig(MemoryConfig):
     """DQN (Mnih et al., 2015) with double targets (van Hasselt et al., 2016), and its extensions as options."""
 
-    not_in_opt_step: ClassVar[tuple[str, ...]] = (
-        *MemoryConfig.not_in_opt_step,
-        *("exploration", *_OF_EPSILON.split(), "eval_epsilon", "target_interval", "target_tau"),
-    )
     only_with: ClassVar[dict[str, str]] = MemoryConfig.only_with | {
         "agent.head=scalar": "loss",
         "agent.head=categorical": "atoms v_min v_max",
         "agent.head=quantile|implicit_quantile": "quantiles kappa",
         "agent.head=implicit_quantile": "target_quantiles act_quantiles cosines",
-        "agent.exploration=epsilon": _OF_EPSILON,
+        "agent.exploration=epsilon": "epsilon_start epsilon_final epsilon_env_steps epsilon_ladder",
         "n_actors!=1": "epsilon_ladder",
         "agent.noisy=true": "noisy_std",
         "agent.munchausen=null": "double",

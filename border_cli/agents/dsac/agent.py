@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alpha
 from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Learned, td_target
-from border_cli.agents.branches import ArrayMask, by_branch, check_discrete, mask_actions, mean_of_branches
+from border_cli.agents.branches import by_branch, check_discrete, mask_actions, mean_of_branches
 from border_cli.agents.dsac.config import DsacConfig
 from border_cli.agents.memory import mean_of_rows
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list
@@ -90,8 +90,7 @@ class DsacPolicy(NetworkPolicy):
     network: DsacNetwork
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
-        self._branches, self._n = spec.action.branches, spec.action.n
-        self._masked = ArrayMask(spec.action, self._mask)
+        self._branches, self._n, self._shape = spec.action.branches, spec.action.n, spec.action.shape
 
     def logits(self, obs: Obs) -> Array:
         """(B·D, n), -inf for forbidden actions."""
@@ -99,21 +98,21 @@ class DsacPolicy(NetworkPolicy):
             logits = self._by_tensors(obs).cpu().numpy()
         else:
             logits = self._by_arrays(obs)[0].reshape(-1, self._n)
-        return self._masked(logits, obs)
+        return mask_actions(logits, obs, self._mask, self._branches)
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, None]:
         """(B,) int64, the most probable allowed action, (B, *shape) for several at once."""
         logits = mask_actions(self.network(obs), obs, self._mask, self._branches)
-        return logits.argmax(1).reshape(-1, *self._masked.shape), None
+        return logits.argmax(1).reshape(-1, *self._shape), None
 
     @torch.no_grad()
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
         """(B,) int64, or (B, *shape) for several actions at once."""
-        logits = mask_actions(self.network(obs), obs, self._mask, self._branches)
+        logits: Tensor = mask_actions(self.network(obs), obs, self._mask, self._branches)
         if env_steps < self.config.random_env_steps:
             logits = torch.where(logits == -torch.inf, logits, 0.0)
         noise = self._rng.gumbel(size=tuple(logits.shape)).astype(np.float32)
-        return (logits + to_device(noise, logits.device)).argmax(1).reshape(-1, *self._masked.shape)
+        return (logits + to_device(noise, logits.device)).argmax(1).reshape(-1, *self._shape)
 
     def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
         logits = self.logits(obs)
@@ -121,11 +120,11 @@ class DsacPolicy(NetworkPolicy):
             logits = np.where(logits == -np.inf, logits, np.float32(0.0))
         # The largest of logits plus Gumbel noise is a draw by the probabilities (Gumbel, 1954).
         drawn: Array = (logits + self._rng.gumbel(size=logits.shape)).argmax(1)
-        return drawn.reshape(-1, *self._masked.shape)
+        return drawn.reshape(-1, *self._shape)
 
     def _exploit(self, obs: Obs) -> Array:
         best: Array = self.logits(obs).argmax(1)
-        return best.reshape(-1, *self._masked.shape)
+        return best.reshape(-1, *self._shape)
 
 
 # -- learning -------------------------------------------------------------------

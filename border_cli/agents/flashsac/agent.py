@@ -22,7 +22,7 @@ from border_cli.agents.algorithm import Learned, td_target
 from border_cli.agents.batch_renorm import BatchRenorm, BatchStats
 from border_cli.agents.dqn.heads import CategoricalHead
 from border_cli.agents.flashsac.config import NARROW, FlashsacConfig
-from border_cli.agents.memory import mean_of_rows
+from border_cli.agents.memory import PerEnvironment, mean_of_rows
 from border_cli.agents.nets import Encoder, in_float32, layer_list
 from border_cli.agents.params import TensorBatch, flat_gradient
 from border_cli.agents.sac.agent import (
@@ -35,7 +35,6 @@ from border_cli.agents.sac.agent import (
 from border_cli.agents.sac.network import ActionParameters, TanhBijector
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.core.state import State, check_like
 from border_cli.core.types import Column, Step
 
 __all__ = ["agent_bytes", "check_spec", "extra_columns", "make_agent", "make_policy"]
@@ -156,9 +155,13 @@ class FlashsacNetwork(nn.Module):
     def forward(self, obs: dict[str, Tensor], stats: BatchStats | None = None) -> ActionParameters:
         """{name: (B, ...)} → distribution of the actions. stats: see `BatchRenorm`."""
         out = self.trunk(self.encoder(obs).unsqueeze(0), stats)[0]
+        return self.distribution(out, out)
+
+    def distribution(self, out: Tensor, features: Tensor) -> ActionParameters:
+        """Of the outputs (B, 2·d)."""
         mean, x = out.chunk(2, -1)
         low, high = _LOG_STD_RANGE
-        return ActionParameters(mean, (low + (high - low) * 0.5 * (1.0 + torch.tanh(x))).exp(), out)
+        return ActionParameters(mean, (low + (high - low) * 0.5 * (1.0 + torch.tanh(x))).exp(), features)
 
     def described(self) -> dict[str, Any]:
         trunk = self.trunk
@@ -173,11 +176,6 @@ class FlashsacNetwork(nn.Module):
         layers.append({"kind": "rms", "at": "trunk", "relu": False, "eps": RMS_EPS})
         out = [*layer_list(self, [trunk.out]), {"kind": "shift", "at": "trunk", "relu": False}]
         return {"encoder": self.encoder.described(), "layers": layers, "out": out}
-
-    def parameters_of_arrays(self, out: Array, features: Array) -> tuple[Array, Array, Array]:
-        """Mean, std and outputs of `ActionParameters` as arrays."""
-        d, (low, high) = out.shape[1] // 2, _LOG_STD_RANGE
-        return out[:, :d], np.exp(low + (high - low) * 0.5 * (1.0 + np.tanh(out[:, d:]))), features
 
 
 class ReturnStatistics(nn.Module):
@@ -229,7 +227,7 @@ class FlashsacCritics(nn.Module):
 # -- acting ---------------------------------------------------------------------
 
 
-class Memory:
+class Memory(PerEnvironment):
     """What the policy keeps of each environment: its noise, repeated for some env steps, and its discounted return.
 
     size: d, numbers per action · longest: noise serves n env steps with a probability in proportion to 1/n² (a truncated
@@ -237,51 +235,32 @@ class Memory:
     """
 
     def __init__(self, size: int, longest: int) -> None:
+        noise, left = np.zeros((0, size), np.float32), np.zeros(0, np.int64)
+        super().__init__(noise=noise, left=left, returned=np.zeros(0))
         p = np.arange(1, longest + 1, dtype=np.float64) ** -_ZETA
         self._cdf = np.cumsum(p / p.sum())[:-1]
-        self._noise = np.zeros((0, size), np.float32)
-        self._left, self._return = np.zeros(0, np.int64), np.zeros(0)
 
     def begin_episode(self, env_ix: int) -> None:
         """The next `sample` draws new noise."""
-        ix = self._known([env_ix])
-        self._left[ix] = 0
+        ix = self.known([env_ix])
+        self.rows["left"][ix] = 0
 
     def sample(self, env_ix: Sequence[int], rng: np.random.Generator) -> Array:
         """(k, d) float32 noise of these environments, for one env step."""
-        ix = self._known(env_ix)
-        new = ix[self._left[ix] == 0]
-        self._left[new] = 1 + np.searchsorted(self._cdf, rng.random(len(new)), side="right")
-        self._noise[new] = rng.standard_normal((len(new), self._noise.shape[1]), np.float32)
-        self._left[ix] -= 1
-        return self._noise[ix]
+        ix = self.known(env_ix)
+        noise, left = self.rows["noise"], self.rows["left"]
+        new = ix[left[ix] == 0]
+        left[new] = 1 + np.searchsorted(self._cdf, rng.random(len(new)), side="right")
+        noise[new] = rng.standard_normal((len(new), noise.shape[1]), np.float32)
+        left[ix] -= 1
+        return noise[ix]
 
     def add(self, step: Step, gamma: float, clip: float | None) -> Array:
         """(k,) discounted returns of the environments of an env step, see `RETURN`. clip: rewards count up to ±this."""
-        ix, reward = self._known(step.env_ix), step.reward if clip is None else step.reward.clip(-clip, clip)
-        total: Array = gamma * self._return[ix] + reward
-        self._return[ix] = np.where(step.terminated, 0.0, total)
+        ix, reward = self.known(step.env_ix), step.reward if clip is None else step.reward.clip(-clip, clip)
+        total: Array = gamma * self.rows["returned"][ix] + reward
+        self.rows["returned"][ix] = np.where(step.terminated, 0.0, total)
         return total
-
-    def _known(self, env_ix: Sequence[int]) -> Array:
-        """(k,) indices, for which there is room."""
-        ix = np.asarray(env_ix, np.int64)
-        new = max(0, int(ix.max()) + 1 - len(self._left))
-        if new:
-            self._noise = np.pad(self._noise, ((0, new), (0, 0)))
-            self._left, self._return = np.pad(self._left, (0, new)), np.pad(self._return, (0, new))
-        return ix
-
-    def state(self) -> dict[str, Any]:
-        """By environment, as JSON values."""
-        return {n: getattr(self, f"_{n}").tolist() for n in ("noise", "left", "return")}
-
-    def load_state(self, state: Any) -> None:
-        """Raises IncompatibleStateError unless the state is one of `state`."""
-        like = {"noise": [[0.0] * self._noise.shape[1]], "left": [0], "return": [0.0]}
-        check_like(State({}, {"noise": state}), State({}, {"noise": like}), "the policy")
-        self._noise = np.array(state["noise"], np.float32).reshape(-1, self._noise.shape[1])
-        self._left, self._return = np.array(state["left"], np.int64), np.array(state["return"], np.float64)
 
 
 class FlashsacPolicy(SacPolicy):

@@ -17,7 +17,6 @@ NARROW = [64, 64]
 class FlashsacConfig(ActorCriticConfig):
     """FlashSAC (Kim et al., 2026), on a CPU with narrower networks."""
 
-    not_in_opt_step: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.not_in_opt_step, "noise_repeat")
     only_with: ClassVar[dict[str, str]] = ActorCriticConfig.only_with | {
         "agent.entropy_coef=null": "entropy_coef_start target_std",
     }

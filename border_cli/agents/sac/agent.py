@@ -19,7 +19,14 @@ from border_cli.agents.actor_critic import ActorCriticAlgorithm, critics_and_alp
 from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Learned, td_target
 from border_cli.agents.batch_renorm import BatchStats
-from border_cli.agents.memory import STATE, at_next, mean_of_rows, memory_columns, sequence_errors
+from border_cli.agents.memory import (
+    STATE,
+    PerEnvironment,
+    at_next,
+    mean_of_rows,
+    memory_columns,
+    sequence_errors,
+)
 from border_cli.agents.params import TensorBatch, flat_gradient
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.quantiles import midpoints, quantile_huber
@@ -27,7 +34,6 @@ from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.core.state import State, check_like
 from border_cli.runtime.tensors import to_device
 
 
@@ -51,47 +57,39 @@ def check_spec(config: SacConfig, spec: EnvSpec) -> None:
 _MAX_SEED = 2**63 - 1
 
 
-class StateDependentNoise:
+class StateDependentNoise(PerEnvironment):
     """A matrix of standard normal numbers per environment (gSDE, Raffin et al., 2021), saved as the seed that generates it.
 
     interval: env steps after which an environment gets a new matrix; None: only when an episode begins.
     """
 
     def __init__(self, shape: tuple[int, ...], interval: int | None = None) -> None:
+        super().__init__(seed=np.zeros(0, np.int64), uses=np.zeros(0, np.int64))
         self._shape = shape
         self._interval = interval
-        self._seeds: dict[int, int] = {}
-        self._uses: dict[int, int] = {}
         self._matrices: dict[int, Array] = {}
 
     def begin_episode(self, env_ix: int) -> None:
         """The next `sample` draws a new matrix."""
-        for by_env in (self._seeds, self._uses, self._matrices):
-            by_env.pop(env_ix, None)
+        ix = self.known([env_ix])
+        self.rows["uses"][ix] = 0
 
     def sample(self, env_ix: Sequence[int], rng: np.random.Generator) -> Array:
         """(k, *shape) float32 of these environments, for one env step."""
+        self.known(env_ix)
+        seed, uses = self.rows["seed"], self.rows["uses"]
         for i in env_ix:
-            if self._uses.get(i) == self._interval:
-                self.begin_episode(i)
-            if i not in self._seeds:
-                self._seeds[i], self._uses[i] = int(rng.integers(0, _MAX_SEED)), 0
+            if uses[i] in (0, self._interval):
+                seed[i], uses[i] = rng.integers(0, _MAX_SEED), 0
+                self._matrices.pop(i, None)
             if i not in self._matrices:
-                generator = np.random.Generator(np.random.PCG64(self._seeds[i]))
+                generator = np.random.Generator(np.random.PCG64(int(seed[i])))
                 self._matrices[i] = generator.standard_normal(self._shape, np.float32)
-            self._uses[i] += 1
+            uses[i] += 1
         return np.stack([self._matrices[i] for i in env_ix])
 
-    def state(self) -> dict[str, Any]:
-        """The seed of each environment's matrix, and how often it was used, as JSON values."""
-        return {str(i): [seed, self._uses[i]] for i, seed in sorted(self._seeds.items())}
-
     def load_state(self, state: Any) -> None:
-        """Raises IncompatibleStateError unless the state is one of `state`."""
-        lists = list(state.values()) if isinstance(state, dict) else state
-        check_like(State({}, {"noise": lists}), State({}, {"noise": [[0, 0]]}), "the policy")
-        self._seeds = {int(i): seed for i, (seed, _) in state.items()}
-        self._uses = {int(i): uses for i, (_, uses) in state.items()}
+        super().load_state(state)
         self._matrices = {}
 
 
@@ -167,10 +165,11 @@ class SacPolicy(NetworkPolicy):
 
     def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
         """Mean, std and features of `ActionParameters`, as arrays. A memory passes one time step."""
-        if self._arrays is not None:
-            parts: tuple[Array, Array, Array] = self.network.parameters_of_arrays(*self._by_arrays(obs))
-            return parts
-        of_action = self._by_tensors(obs)
+        if self._arrays is None:
+            of_action = self._by_tensors(obs)
+        else:
+            with torch.inference_mode():
+                of_action = self.network.distribution(*map(torch.from_numpy, self._by_arrays(obs)))
         mean, std, features = (
             part.cpu().numpy() for part in (of_action.mean, of_action.std, of_action.features)
         )

@@ -22,10 +22,6 @@ _ALL_EXPLORATIONS = tuple(name for names in EXPLORATIONS.values() for name in na
 class SacConfig(ActorCriticConfig, MemoryConfig):
     """SAC (Haarnoja et al., 2018) with a learned entropy coefficient, and options of TD3, TQC, REDQ and DroQ."""
 
-    not_in_opt_step: ClassVar[tuple[str, ...]] = (
-        *ActorCriticConfig.not_in_opt_step,
-        *("noise_std", "noise_interval"),
-    )
     only_with: ClassVar[dict[str, str]] = MemoryConfig.only_with | {
         "agent.policy=gaussian": "entropy_coef entropy_coef_start target_entropy",
         "agent.entropy_coef=null": "entropy_coef_start target_entropy",

@@ -19,7 +19,7 @@ from border_cli.agents.memory import STATE, Gru, states_of_sequences
 from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.config import SacConfig
-from border_cli.core.spaces import ActionSpec, Array, EnvSpec
+from border_cli.core.spaces import ActionSpec, EnvSpec
 
 
 class TanhBijector:
@@ -125,7 +125,10 @@ class PolicyNetwork(nn.Module):
         """
         x = self.encoder(obs) if self.gru is None else obs[STATE]
         x = hidden_layers(x, self.layers, self.norms, stats)
-        out, x = in_float32(self.out, x), x.float()
+        return self.distribution(in_float32(self.out, x), x.float())
+
+    def distribution(self, out: Tensor, x: Tensor) -> ActionParameters:
+        """Of the outputs (B, ...), and the outputs (B, f) of the layer before."""
         if self.is_state_dependent:
             # of Σ_f x_f·ε_fd, ε_fd ~ N(0, weight_std²)
             variance = in_float32(torch.matmul, x.square(), self.weight_std().square())
@@ -142,17 +145,6 @@ class PolicyNetwork(nn.Module):
         hidden = [layer for pair in pairs for layer in pair if layer is not None]
         layers += layer_list(self, hidden, relu_at_end=True)
         return {"encoder": self.encoder.described(), "layers": layers, "out": layer_list(self, [self.out])}
-
-    def parameters_of_arrays(self, out: Array, features: Array) -> tuple[Array, Array, Array]:
-        """Mean, std and features of `ActionParameters` as arrays, from the outputs of the network as numpy computes it."""
-        if self.is_state_dependent:
-            with np.errstate(over="ignore", invalid="ignore"):  # as torch
-                variance = np.square(features) @ np.square(self.weight_std().detach().numpy())
-            return np.clip(out, *MEAN_RANGE), np.sqrt(variance + np.float32(_MIN_STD**2)), features
-        if self.kind == "deterministic":
-            return out, np.ones_like(out), features
-        d = out.shape[1] // 2
-        return out[:, :d], np.exp(out[:, d:].clip(*_LOG_STD_RANGE)), features
 
     def remember(self, obs: dict[str, Tensor], state: Tensor) -> tuple[ActionParameters, Tensor]:
         """One time step with a memory: {name: (B, ...)} and (B, units) → the distribution, and (B, units) after it."""
