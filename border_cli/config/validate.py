@@ -104,12 +104,13 @@ def least_capacity(config: TrainConfig) -> int:
     """Rows of a replay that can always offer a batch, however short the episodes are.
 
     Every second row is a final observation where each episode is one env step long. In each stream n_step rows wait
-    for their next observation, and the oldest row may be a final observation whose transition is overwritten. With long
+    for their next observation, and frame_stack - 1 have lost a frame; the oldest row may be a final observation. With long
     episodes, a batch of sequences needs all rows of each, and up to one sequence per stream is not whole.
     """
     shape: SequenceShape | None = getattr(config.agent, "sequences", None)
     length = max(2, 0 if shape is None else shape.length)
     waiting = config.buffer.n_step + (1 if shape is None else length + shape.burn_in)
+    waiting += config.env.frame_stack - 1
     return length * config.agent.batch_size + resolve.streams(config) * waiting
 
 

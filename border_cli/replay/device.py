@@ -10,11 +10,11 @@ from torch import Tensor
 
 from border_cli.core.spaces import Array
 from border_cli.core.types import Column, Items
-from border_cli.replay.streams import row_layout
+from border_cli.replay.streams import PackedRows, row_layout
 from border_cli.runtime.tensors import to_device
 
 
-class DeviceRows:
+class DeviceRows(PackedRows):
     """As `PackedRows`, with the same bytes per row, on a device.
 
     Rows are written by one copy for all columns, and a batch is gathered there by one operation. columns: name → (n, ...)
@@ -25,7 +25,7 @@ class DeviceRows:
         self.n = n
         self._device = device
         self._layout = row_layout(columns)
-        self._whole = torch.zeros((n, self._layout.itemsize), dtype=torch.uint8, device=device)
+        self._whole: Tensor = torch.zeros((n, self._layout.itemsize), dtype=torch.uint8, device=device)
         self.columns = {column.name: self._view(column) for column in columns}
 
     def _view(self, column: Column) -> Tensor:
@@ -33,26 +33,20 @@ class DeviceRows:
         element = torch.from_numpy(np.empty(0, dtype.base)).dtype
         return self._whole[:, offset : offset + dtype.itemsize].view(element).view(self.n, *column.shape)
 
-    def write(self, where: slice | Array, rows: Items) -> None:
-        """As `Rows.write`. Columns may be tensors, all of them, which then never leave the device."""
-        place = where if isinstance(where, slice) else to_device(where, self._device)
+    def write(self, where: slice, rows: Items) -> None:
+        """As `PackedRows.write`. Columns may be tensors, all of them, which then never leave the device."""
         if isinstance(rows[next(iter(self.columns))], Tensor):
             for name, column in self.columns.items():
-                column[place] = torch.as_tensor(rows[name])
+                column[where] = torch.as_tensor(rows[name])
             return
         packed = np.zeros(len(next(iter(rows.values()))), self._layout)
         for name in self.columns:
             packed[name] = rows[name]
-        sent = to_device(packed.view(np.uint8).reshape(len(packed), -1), self._device)
-        if isinstance(place, slice):
-            self._whole[place] = sent
-        else:
-            self._whole.index_copy_(0, place, sent)
+        self._whole[where] = to_device(packed.view(np.uint8).reshape(len(packed), -1), self._device)
 
-    def read(self, slots: Array) -> Items:
-        raw = self._whole.index_select(0, to_device(slots, self._device)).cpu().numpy()
-        packed = raw.view(self._layout)[:, 0]
+    def read(self, where: slice) -> Items:
+        packed = self._whole[where].cpu().numpy().view(self._layout)[:, 0]
         return {name: np.ascontiguousarray(packed[name]) for name in self.columns}
 
-    def take(self, ix: Array, into: DeviceRows) -> None:
+    def take(self, ix: Array, into: PackedRows) -> None:
         torch.index_select(self._whole, 0, to_device(ix, self._device), out=into._whole)

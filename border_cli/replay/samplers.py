@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -14,104 +13,60 @@ from border_cli.replay.config import DEFAULT_BETA_OPT_STEPS, PrioritizedConfig
 from border_cli.runtime.seeding import restore
 
 
-class ReplaySampler(ABC):
-    """Samples slots for a buffer, which passes these arguments:
+class UniformSampler:
+    """Samples every row with the same probability. Other samplers override its methods."""
 
-    is_ready: (slots,) whether a slot can be sampled · n_used: only slots below this can be · n_ready: how many can be.
-    """
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
 
-    def begin(self, n_slots: int) -> None:  # noqa: B027 - a sampler that keeps nothing has nothing to do, here and below
+    def begin(self, n_slots: int) -> None:
         """Forget everything. The buffer has this many slots."""
 
-    @abstractmethod
     def sample(self, size: int, is_ready: Array, n_used: int, n_ready: int) -> tuple[Array, Array | None]:
-        """Sample a batch of size <= n_ready: (size,) slots, and (size,) float32 importance weights or None."""
+        """Sample a batch of size <= n_ready: (size,) slots, and (size,) float32 importance weights or None.
 
-    def pushed(self) -> None:  # noqa: B027
-        """Rows are being pushed; `removed` and `added` follow."""
+        is_ready: (slots,) whether a slot can be sampled · n_used: only slots below this can be · n_ready: how many can be.
+        """
 
-    def added(self, slots: Array) -> None:  # noqa: B027
+        def usable() -> Array:
+            draws = self._rng.random(size * n_used // n_ready + size // 8)
+            draws *= n_used  # not uniform by n/2^53, in a third of the time of `integers`
+            slots = draws.astype(np.int64)
+            return slots[is_ready[slots]]
+
+        slots = usable()
+        while len(slots) < size:
+            slots = np.concatenate((slots, usable()))
+        return slots[:size], None
+
+    def added(self, slots: Array) -> None:
         """These slots can be sampled from now on."""
 
-    def removed(self, slots: Array) -> None:  # noqa: B027
+    def removed(self, slots: Array) -> None:
         """These slots cannot be sampled any more."""
 
-    def update(self, slots: Array, td_error: Array) -> None:  # noqa: B027
+    def update(self, slots: Array, td_error: Array) -> None:
         """(k,) absolute errors of sampled rows."""
 
-    @abstractmethod
     def generator_state(self) -> dict[str, Any]:
         """What determines the next batches together with the rows, as JSON values."""
+        return {"generator": dict(self._rng.bit_generator.state)}
 
-    @abstractmethod
-    def load_generator_state(self, state: dict[str, Any], is_ready: Array, n_used: int, n_ready: int) -> None:
-        """Continue from a saved state, after the rows and `load_priorities`. Raises ValueError."""
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state. Raises ValueError."""
+        check_like(
+            State({}, state),
+            State({}, self.generator_state() | {"generator": None}),
+            "the replay's generator",
+        )
+        restore(self._rng, state["generator"])
 
     def priorities(self, slots: Array) -> dict[str, Array]:
         """What has to be saved of these slots in addition to their rows, by column."""
         return {}
 
-    def load_priorities(self, slots: Array, columns: dict[str, Array]) -> None:  # noqa: B027
+    def load_priorities(self, slots: Array, columns: dict[str, Array]) -> None:
         """Restore saved columns, after `added` was called for the slots that can be sampled. Raises ValueError."""
-
-
-_MOST_AHEAD = 8
-"""Batches drawn at once, at most. Pushing discards them, so that the distribution is that of single draws."""
-_NO_BATCHES = np.empty((0, 0), np.int64)
-
-
-class UniformSampler(ReplaySampler):
-    """Samples every row with the same probability."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._drawn: Array = _NO_BATCHES  # (k, size) batches drawn at once
-        self._taken = 0
-        self._ahead = 0  # how many were asked for; doubled each time while no rows are pushed
-        self._before_draws: dict[str, Any] | None = None  # state of the generator before them
-
-    def begin(self, n_slots: int) -> None:
-        self.pushed()
-
-    def pushed(self) -> None:
-        """Discard the batches that were drawn ahead: new rows must be sampled as often as old ones."""
-        self._drawn, self._taken, self._ahead, self._before_draws = _NO_BATCHES, 0, 0, None
-
-    def sample(self, size: int, is_ready: Array, n_used: int, n_ready: int) -> tuple[Array, None]:
-        if self._drawn.shape[1] != size or self._taken == len(self._drawn):
-            self._draw(min(max(2 * self._ahead, 1), _MOST_AHEAD), size, is_ready, n_used)
-        drawn: Array = self._drawn[self._taken]
-        self._taken += 1
-        return drawn, None
-
-    def _draw(self, ahead: int, size: int, is_ready: Array, n_used: int) -> None:
-        """Draw about `ahead` batches, at least one: uniformly over all slots, without those that cannot be sampled."""
-        self._before_draws = dict(self._rng.bit_generator.state)
-        usable = np.empty(0, np.int64)
-        while len(usable) < size:  # rarely more than once
-            draws = self._rng.random(ahead * size + size // 4)
-            draws *= n_used  # not uniform by n/2^53, in a third of the time of `integers`
-            slots = draws.astype(np.int64)
-            slots = slots.take(is_ready.take(slots).nonzero()[0])
-            usable = np.concatenate((usable, slots)) if len(usable) else slots
-        k = len(usable) // size
-        self._drawn, self._taken, self._ahead = usable[: k * size].reshape(k, size), 0, ahead
-
-    def generator_state(self) -> dict[str, Any]:
-        """State of the generator before the newest draws, and what was drawn and taken."""
-        before = self._before_draws or dict(self._rng.bit_generator.state)
-        drawn = {"batch_size": self._drawn.shape[1], "ahead": self._ahead, "batches_taken": self._taken}
-        return {"generator": before} | drawn
-
-    def load_generator_state(self, state: dict[str, Any], is_ready: Array, n_used: int, n_ready: int) -> None:
-        kinds = {"generator": None, "batch_size": 0, "ahead": 0, "batches_taken": 0}
-        check_like(State({}, state), State({}, kinds), "the replay's generator")
-        self.pushed()
-        restore(self._rng, state["generator"])
-        size, ahead, taken = state["batch_size"], state["ahead"], state["batches_taken"]
-        if taken > 0 and n_ready >= size > 0 and 0 < ahead <= _MOST_AHEAD:
-            self._draw(ahead, size, is_ready, n_used)
-            self._taken = min(taken, len(self._drawn))
 
 
 _WIDTH = 16
@@ -177,7 +132,7 @@ class SumTree:
         return ix, total
 
 
-class PrioritizedSampler(ReplaySampler):
+class PrioritizedSampler(UniformSampler):
     """Proportional prioritisation with stratified draws and importance weights (Schaul et al., 2016).
 
     A row's priority is p = (|error| + ε)^α; a new row has the largest priority so far. Row i is sampled with the
@@ -185,8 +140,8 @@ class PrioritizedSampler(ReplaySampler):
     """
 
     def __init__(self, config: PrioritizedConfig, rng: np.random.Generator) -> None:
+        super().__init__(rng)
         self._config = config
-        self._rng = rng
         self._max_priority = 1.0
         self._batches = 0
 
@@ -201,7 +156,7 @@ class PrioritizedSampler(ReplaySampler):
         self._sums.set(slots, 0.0)
 
     def sample(self, size: int, is_ready: Array, n_used: int, n_ready: int) -> tuple[Array, Array]:
-        """See `ReplaySampler`. One row is drawn from each of `size` equal parts of the sum of all priorities."""
+        """See `UniformSampler`. One row is drawn from each of `size` equal parts of the sum of all priorities."""
         slots, total = self._sums.find((np.arange(size) + self._rng.random(size)) / size)
         weights = (n_ready * self._sums.leaves.take(slots) / total) ** -self.beta()
         weights /= weights.max()
@@ -227,15 +182,12 @@ class PrioritizedSampler(ReplaySampler):
 
     def generator_state(self) -> dict[str, Any]:
         """The generator, and what continues even without saved rows: the batches so far and the largest priority."""
-        state = dict(self._rng.bit_generator.state)
-        return {"generator": state, "batches": self._batches, "max_priority": self._max_priority}
+        return super().generator_state() | {"batches": self._batches, "max_priority": self._max_priority}
 
-    def load_generator_state(self, state: dict[str, Any], is_ready: Array, n_used: int, n_ready: int) -> None:
-        kinds = {"generator": None, "batches": 0, "max_priority": 0.0}
-        check_like(State({}, state), State({}, kinds), "the replay's generator")
+    def load_generator_state(self, state: dict[str, Any]) -> None:
+        super().load_generator_state(state)
         if not 0 < (state["max_priority"] or 0) < np.inf:
             raise IncompatibleStateError(f"the largest priority is {state['max_priority']}")
-        restore(self._rng, state["generator"])
         self._max_priority, self._batches = state["max_priority"], state["batches"]
 
     def priorities(self, slots: Array) -> dict[str, Array]:
@@ -243,7 +195,7 @@ class PrioritizedSampler(ReplaySampler):
         return {"priority": self._sums.leaves[slots]}
 
     def load_priorities(self, slots: Array, columns: dict[str, Array]) -> None:
-        """See `ReplaySampler`. Exactly the rows that can be sampled must have a priority."""
+        """See `UniformSampler`. Exactly the rows that can be sampled must have a priority."""
         priorities, ready = columns["priority"], self._sums.leaves[slots] > 0
         is_positive = (priorities > 0) & np.isfinite(priorities)
         if priorities.shape != ready.shape or (is_positive != ready).any():

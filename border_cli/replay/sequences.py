@@ -7,11 +7,14 @@ from in exactly one sequence, also those at the beginning of an episode.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from border_cli.core.spaces import Array
 from border_cli.core.types import Batch, Column
 from border_cli.replay.buffer import PackedBatch, RowReplayBuffer
+from border_cli.replay.streams import run_of
 
 
 class SequenceReplayBuffer(RowReplayBuffer):
@@ -27,8 +30,8 @@ class SequenceReplayBuffer(RowReplayBuffer):
         next: (B, T) int64, the place of the next observation of each row; the first row has the place 0.
     """
 
-    def _allocate(self, n_pages: int, page: int) -> None:
-        super()._allocate(n_pages, page)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._is_ready = np.zeros_like(self._is_complete)
         assert self._sequences is not None
         self._length, self._burn_in = self._sequences.length, self._sequences.burn_in
@@ -38,22 +41,23 @@ class SequenceReplayBuffer(RowReplayBuffer):
         """First rows of sequences that are whole now, by their last row: the T-th one, or the last of an episode."""
         step, final = self._beside["step"], self._beside["final"]
         ends = slots[final[slots] & (step[slots] > 0)]
-        last = np.concatenate(
-            (rows[step[rows] % self._length == self._length - 1], self._streams.back(ends, 1))
-        )
+        whole = rows[step[rows] % self._length == self._length - 1]
+        last = np.concatenate((whole, self._streams.before[ends]))
         last = last[self._is_complete[last]]
-        first = self._streams.back(last, step[last].astype(np.int64) % self._length)
+        run = run_of(self._streams.before, last, self._length - 1 if len(last) else 0)
+        first = run[np.arange(len(last)), step[last] % self._length]
         return np.unique(first[self._is_complete[first] & ~self._is_ready[first]])
 
     def batch(self, size: int, into: Batch | None = None) -> Batch:
         first, batch = self._draw(size, into)
-        ahead, back, column = self._streams.ahead, self._streams.back, first[:, None]
+        column = first[:, None]
         step = self._beside["step"][first].astype(np.int64)
         reach = np.minimum(step, self._burn_in + self._depth)
-        has_burn_in = (step > 0) & (back(first, reach) < self._streams.n_slots)
-        before = back(column, np.arange(self._burn_in, 0, -1))
+        run = run_of(self._streams.before, first, self._burn_in + self._depth)
+        has_burn_in = (step > 0) & (run[np.arange(size), reach] < self._streams.n)
+        before = run[:, self._burn_in : 0 : -1]
         place = np.arange(self._length + self._n)
-        rows = ahead(column, place)
+        rows = run_of(self._streams.after, first, len(place) - 1)
         final = self._beside["final"][rows]
         final[:, -1] = True  # without an end before it, this is the last observation that is needed
         end = final.argmax(1)[:, None]
@@ -75,7 +79,7 @@ class SequenceReplayBuffer(RowReplayBuffer):
         return batch
 
     def _empty_batch(self, size: int) -> PackedBatch:
-        obs, packed, stacks = self._empty_rows(self._batch_rows * size)
+        data, columns = self._empty_rows(size, self._batch_rows)
         by_row = (self._length,)
         layout = (
             Column("reward", by_row, "float32"),
@@ -86,20 +90,16 @@ class SequenceReplayBuffer(RowReplayBuffer):
             Column("has_burn_in", (), "bool"),
         )
         numbers = self._make_rows(layout, size)
-        shaped = {
-            n: rows.reshape(size, self._batch_rows, *rows.shape[1:]) for n, rows in packed.columns.items()
-        }
         parts = dict(numbers.columns)
         extra = {name: parts.pop(name) for name in ("has_burn_in", "is_valid", "next")}
         first = self._burn_in
         return PackedBatch(
-            obs={name: rows.reshape(size, self._batch_rows, *rows.shape[1:]) for name, rows in obs.items()},
+            obs={name: columns[name] for name in self._obs},
             next_obs={},
-            action=shaped["action"][:, first : first + self._length],
-            extra=extra | {n: shaped[n][:, : first + 1 : max(first, 1)] for n in self._extra},
+            action=columns["action"][:, first : first + self._length],
+            extra=extra | {n: columns[n][:, : first + 1 : max(first, 1)] for n in self._extra},
             **parts,
             ix=np.empty(0, np.int64),
-            packed=packed,
+            parts=data,
             numbers=numbers,
-            stacks=stacks,
         )

@@ -15,13 +15,13 @@ from border_cli.actors.spec import LOCKSTEP_SLOTS, ActorId, ActorSpec, Rounds
 from border_cli.config import resolve
 from border_cli.config.convert import dotted, to_plain
 from border_cli.config.registry import AGENTS, BUFFERS, find, import_path, import_plugins
-from border_cli.config.resolve import envs_per_actor, n_actors, streams
+from border_cli.config.resolve import envs_per_actor, n_actors
 from border_cli.config.resource_checks import Sizes
 from border_cli.config.schema import EnvConfig, TrainConfig
 from border_cli.core.errors import UsageError
 from border_cli.core.protocols import ActingPolicy, Agent, Evaluator, Recorder, ReplayBuffer
 from border_cli.core.spaces import EnvSpec
-from border_cli.core.types import Column, ModelInfo, SequenceShape, item_columns
+from border_cli.core.types import Column, ModelInfo, item_columns
 from border_cli.envs.atari import NativeGame
 from border_cli.envs.goals import GoalOutcome
 from border_cli.envs.group import GymEnv, ReplayedEnv, VectorGroup, evaluation_envs
@@ -187,14 +187,9 @@ def make_buffer(config: TrainConfig, spec: EnvSpec) -> ReplayBuffer:
     options: dict[str, Any] = {"device": config.device} if config.buffer.device == "cuda" else {}
     if config.buffer.her != "none":
         options["outcome"] = GoalOutcome(config.env, spec)
-    args = config.buffer, spec, config.seed, extra, returns, streams(config)
-    return cast(ReplayBuffer, module.make_buffer(*args, **options, **_sequences(config)))
-
-
-def _sequences(config: TrainConfig) -> dict[str, SequenceShape]:
-    """The argument of the functions of a buffer that has them sample sequences, for an agent with a memory."""
-    shape = getattr(config.agent, "sequences", None)
-    return {} if shape is None else {"sequences": shape}
+    if (sequences := getattr(config.agent, "sequences", None)) is not None:
+        options["sequences"] = sequences
+    return cast(ReplayBuffer, module.make_buffer(config.buffer, spec, config.seed, extra, returns, **options))
 
 
 def buffer_knows(argument: str, config: TrainConfig) -> bool:
@@ -205,8 +200,7 @@ def buffer_knows(argument: str, config: TrainConfig) -> bool:
 def buffer_bytes(config: TrainConfig, spec: EnvSpec) -> int:
     """Bytes of the replay once it is full."""
     module = BUFFERS[config.buffer.type].load()
-    extra = extra_columns(config, spec)
-    return int(module.buffer_bytes(config.buffer, spec, extra, streams(config), **_sequences(config)))
+    return int(module.buffer_bytes(config.buffer, spec, extra_columns(config, spec)))
 
 
 def sizes(config: TrainConfig, spec: EnvSpec) -> Sizes:

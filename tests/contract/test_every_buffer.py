@@ -24,14 +24,12 @@ from border_cli.core.spaces import ActionSpec, Array, EnvSpec, ObsLeaf, ObsSpec
 from border_cli.core.state import Block, State
 from border_cli.core.types import Batch, SequenceShape, Step, concat_items
 from border_cli.replay.buffer import Returns, RowReplayBuffer
-from border_cli.replay.streams import page_size
 from tests.fakes import processed
 from tests.faults.amounts import FULL
 from tests.kinds import BUFFERS
 
 GAMMA = 0.5
 SIZE = 8
-N_STREAMS = 4
 STACKS = {"single": 1, "stacks": 4}
 SEQUENCES = SequenceShape(length=3, burn_in=2)
 SHAPES = {"rows": None, "sequences": SEQUENCES}
@@ -55,7 +53,7 @@ def make(
         options |= {"device": "cuda"}
     config = entry.config(type=name, capacity=capacity, n_step=n_step, **options)
     buffer: RowReplayBuffer = entry.load().make_buffer(
-        config, spec_of(stack), 7, (), Returns(GAMMA), N_STREAMS, device=device, sequences=shape
+        config, spec_of(stack), 7, (), Returns(GAMMA), device=device, sequences=shape
     )
     return buffer
 
@@ -100,10 +98,7 @@ class Naive:
 
     def certain(self) -> set[Key]:
         """Return the possible ones that lie within the capacity, less a page per stream."""
-        reach = max(self.n_step, self.stack)
-        if self.shape is not None:
-            reach = max(self.n_step + self.shape.length, self.stack + self.shape.burn_in)
-        least = self.capacity - N_STREAMS * page_size(self.capacity, N_STREAMS, reach)
+        least = self.capacity
         return {key for key in self.possible() if self.oldest_row(key) >= len(self.row_of) - least}
 
 
@@ -256,8 +251,7 @@ class World:
             assert t > 0 and (before == np.array(wanted)).all()
         elif t > 0:  # rows before the sequence are gone
             oldest = self.naive.oldest_row((*stream, t - shape.burn_in))  # type: ignore[arg-type]
-            page = page_size(self.naive.capacity, N_STREAMS, len(obs) + shape.burn_in)
-            assert oldest < len(self.naive.row_of) - self.naive.capacity + N_STREAMS * page
+            assert oldest < len(self.naive.row_of) - self.naive.capacity
         return first
 
 
@@ -301,9 +295,7 @@ def goal_buffer(kind: str, capacity: int) -> RowReplayBuffer:
 
     entry = BUFFERS[kind]
     config = entry.config(type=kind, capacity=capacity, her="future", her_ratio=1.0)
-    buffer: RowReplayBuffer = entry.load().make_buffer(
-        config, spec, 7, (), Returns(GAMMA), N_STREAMS, outcome=outcome
-    )
+    buffer: RowReplayBuffer = entry.load().make_buffer(config, spec, 7, (), Returns(GAMMA), outcome=outcome)
     return buffer
 
 

@@ -343,8 +343,8 @@ def test_i4_invalid_content_of_a_checkpoint_is_refused(
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("replay.json", {"pages": 10**12}),
-        ("replay.json", {"page": 3}),
+        ("replay.json", {"rows": 10**12}),
+        ("replay.json", {"rows": -3}),
         ("replay.json", {"capacity": 10**12}),
         ("loop.json", {"records": {"jsonl": "x"}}),
         ("loop.json", {"records": []}),

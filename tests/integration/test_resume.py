@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -24,6 +25,7 @@ from border_cli.config.schema import ActorManagerConfig
 from border_cli.core.errors import ExitCode, Interrupted, UsageError
 from border_cli.core.spaces import ActionSpec
 from border_cli.core.types import Evaluation
+from border_cli.replay.streams import ENV_BITS
 from border_cli.run.directory import locked, write_config
 from border_cli.run.resume import check_spec, describe
 from border_cli.run.summary import Resumed
@@ -94,7 +96,7 @@ def test_a_free_running_run_resumes_with_its_replay_ratio_and_scores(
     copy: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = read_run_state(copy.path / STEP, with_replay=True)
-    assert state.replay is not None and state.replay.arrays["page_fill"].sum() > 65
+    assert state.replay is not None and state.replay.values["rows"] > 65
     assert main([f"resume={copy.path}", "trainer.max_opts=130", "recorder.console=plain"]) == 0
     out = capsys.readouterr().out
     assert "resumed  step-000000065: 65 opt steps" in out and "trainer.max_opts: 120 → 130" in out
@@ -151,12 +153,14 @@ def test_b4_a_budget_that_ends_before_there_is_a_batch_again_ends_the_run(folder
 
 
 def test_b1_g4_a_run_continues_with_fewer_actors_and_then_with_more(copy: Run) -> None:
-    """No streams of a removed actor stay. test_limiter.py shows that no budget is exceeded."""
+    """The episodes of a removed actor end in the replay. test_limiter.py shows that no budget is exceeded."""
     assert main([f"resume={copy.path}", "n_actors=1", "trainer.max_opts=70"]) == 0
     assert len(copy.summary["actors"]) == 1
     replay = read_run_state(copy.path / "checkpoints/step-000000070", with_replay=True).replay
     assert replay is not None
-    assert set(replay.arrays["streams"][:, 1].tolist()) <= {0}
+    blocks = [block.arrays() for block in replay.blocks]
+    final, stream = (np.concatenate([rows[name] for rows in blocks]) for name in ("final", "stream"))
+    assert final[stream == 1 << ENV_BITS][-1]
     # An actor that comes back later counts on, and has seeds of its own.
     assert main([f"resume={copy.path}", "n_actors=2", "trainer.max_opts=90"]) == 0
     assert sum(actor["env_steps"] for actor in copy.summary["actors"]) == copy.counts[1]
@@ -191,16 +195,14 @@ def test_a_reproducible_run_continues_from_the_replay_and_the_best_of_its_checkp
         int(path.name[5:]): {block.name: block.stat().st_ino for block in path.glob("replay.rows-*")}
         for path in (run.path / "checkpoints").iterdir()
     }
-    first = "replay.rows-000000000-000000000004.safetensors"  # the first four pages
+    first = "replay.rows-000000000-000000000.safetensors"  # the first 16 rows
     assert len({blocks[step][first] for step in (20, 31, 40)}) == 1
     assert first not in blocks[60]
     for path in sorted((whole.path / "checkpoints").iterdir()):
         rows = read_run_state(path, True).replay
         assert rows is not None
         slots = sum(len(block.arrays()["action"]) for block in rows.blocks)
-        assert (
-            slots - 8 < rows.arrays["page_fill"].sum() <= slots <= 112
-        )  # up to 28 pages of 4, two of them not full
+        assert slots == min(rows.values["rows"], 100)
 
 
 def test_a_recorder_that_was_off_for_one_launch_appends_to_its_records(folder: Path) -> None:

@@ -182,7 +182,7 @@ def trained(variant: str, env_class: str, n_step: int = 1) -> NetworkAgent:
     rows = PrioritizedConfig(beta_opt_steps=OPT_STEPS) if variant in PRIORITIZED else BufferConfig()
     rows.capacity, rows.n_step = 4000, n_step
     shape = getattr(config, "sequences", None)
-    buffer = make_buffer(rows, env.spec, 1, extra, Returns(GAMMA), n_streams=2, sequences=shape)
+    buffer = make_buffer(rows, env.spec, 1, extra, Returns(GAMMA), sequences=shape)
     sampler = sampler_of(env, agent, RowProcessor(env.spec, 2, extra))
     for _ in range(800 if is_continuous else 200):
         items = sampler.sample([0, 1], 0)

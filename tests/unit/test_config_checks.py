@@ -309,7 +309,7 @@ def opt_steps_done(c: TrainConfig) -> int:
     n, group, interval = c.n_actors, c.actor_manager.envs_per_actor, c.trainer.opt_interval
     limiter = RatioLimiter(interval, c.trainer.warmup_period, ratio_tolerance(c), None, n, group)
     uniform = UniformSampler(np.random.default_rng(0))
-    buffer = RowReplayBuffer(c.buffer.capacity, COUNTING_SPEC, uniform, c.buffer.n_step, n_streams=n * group)
+    buffer = RowReplayBuffer(c.buffer.capacity, COUNTING_SPEC, uniform, c.buffer.n_step)
     actors, taken = [sampler(c, actor) for actor in range(n)], [0] * n
     while limiter.opt_steps < OPT_STEPS:
         if limiter.may_opt() and len(buffer) >= c.agent.batch_size:

@@ -19,7 +19,6 @@ from border_cli.core.types import Items, empty_items, item_columns
 from border_cli.envs.goals import GoalOutcome
 from border_cli.envs.try_env import Probed, try_env
 from border_cli.replay.buffer import Returns, RowReplayBuffer, make_buffer
-from border_cli.replay.streams import Streams
 from border_cli.run import preflight
 from tests.envs import Sampled
 from tests.goal_envs import BitFlip, Reach
@@ -106,32 +105,6 @@ def test_without_goals_in_hindsight_the_generator_has_the_state_of_before() -> N
     assert "hindsight" not in plain.generator_state()
     with pytest.raises(IncompatibleStateError):
         two_episodes(missed).load_generator_state(plain.generator_state())
-
-
-@pytest.mark.parametrize("page", [1, 4, 256])
-def test_rows_left_in_an_episode_across_pages_and_beyond_the_largest_step(page: int) -> None:
-    """Behind an episode of 65,535 env steps, a sum of 16 bits would find the row 256 places after step 65,500."""
-    lengths, first = [5, 1, 700, 36, 300, 40], [0, 0, 0, 65_500, 0, 65_520]
-    step = np.concatenate(
-        [np.minimum(np.arange(n) + k, 65_535) for n, k in zip(lengths, first, strict=True)]
-    ).astype(np.uint16)
-    left = np.concatenate([np.arange(n)[::-1] for n in lengths])
-    left[-40:] = np.maximum(15 - np.arange(40), 0)  # the last episode goes on beyond the largest step
-    streams = Streams(len(step) // page + 2, page)
-    slots = streams.place(0, np.zeros(len(step), np.int64))[0]
-    steps = np.zeros(streams.n_slots + page, np.uint16)
-    steps[slots] = step
-    assert streams.rows_left(slots, steps).tolist() == left.tolist()
-    assert streams.far_ahead(slots, left).tolist() == slots[np.arange(len(step)) + left].tolist()
-
-
-def test_rows_left_do_not_count_those_of_an_earlier_use_of_the_page() -> None:
-    streams, steps = Streams(2, 4), np.zeros(12, np.uint16)
-    steps[streams.place(0, np.zeros(8, np.int64))[0]] = np.arange(8)
-    streams.end()
-    slots = streams.place(0, np.zeros(2, np.int64))[0]
-    steps[slots] = np.arange(2)  # the steps 2 and 3 behind them are still those of before
-    assert streams.rows_left(slots, steps).tolist() == [1, 0]
 
 
 # -- environments ----------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_what_cannot_be_on_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 class InMemory:
     @staticmethod
-    def make_buffer(config: Any, spec: Any, seed: int, extra: Any, returns: Any, n_streams: int) -> str:
+    def make_buffer(config: Any, spec: Any, seed: int, extra: Any, returns: Any) -> str:
         return "no device"
 
 

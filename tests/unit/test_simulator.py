@@ -113,7 +113,6 @@ def test_rows_have_the_columns_of_the_agent(on_device: bool) -> None:
         1,
         module.extra_columns(config, simulator.spec),
         Returns(0.5),
-        2,
         rows,
     )
     returns = []
@@ -137,7 +136,7 @@ def test_transitions_lead_to_the_true_last_observation(
     source = make_source(simulator, on_device=True)
     rows = partial(DeviceRows, device=CPU)
     buffer = RowReplayBuffer(
-        200, simulator.spec, UniformSampler(np.random.default_rng(0)), 1, (), Returns(0.5), 3, rows
+        200, simulator.spec, UniformSampler(np.random.default_rng(0)), 1, (), Returns(0.5), rows
     )
     for n in range(20):
         buffer.push(collect(source, 3 * n, 60).items)
@@ -166,7 +165,7 @@ def test_an_evaluation_in_the_simulator_of_the_training_cuts_its_episodes() -> N
     source = make_source(simulator, on_device=False)
     make_rows = PackedRows
     buffer = RowReplayBuffer(
-        200, simulator.spec, UniformSampler(np.random.default_rng(0)), 1, (), Returns(), 3, make_rows
+        200, simulator.spec, UniformSampler(np.random.default_rng(0)), 1, (), Returns(), make_rows
     )
     before = collect(source, 0, 30)
     episodes = SimulatorEpisodes(simulator, 2)
