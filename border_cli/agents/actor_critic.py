@@ -19,11 +19,8 @@ declare(
     "agent/critic_loss", "", "loss summed over the critics (FlashSAC: their mean), mean over the interval"
 )
 declare("agent/policy_loss", "reward", "mean loss of the policy (FlashSAC: in units of agent/reward_scale)")
-declare("agent/q_mean", "reward", "mean value of the actions in the batches")
-declare("agent/target_mean", "reward", "mean TD target")
 declare("agent/entropy_coef", "reward/nat", "entropy coefficient")
 declare("agent/entropy", "nats", "mean of minus the log-probability of the policy's actions")
-declare("agent/grad_norm", "", "mean gradient norm before clipping")
 SCALARS = ("critic_loss", "policy_loss", "q_mean", "target_mean", "entropy_coef", "entropy", "grad_norm")
 """Scalars that an opt step adds to the statistics."""
 

@@ -8,7 +8,7 @@ A module of agents offers these functions, of which a `Family` has the first fou
 - `agent_bytes(config, spec)`, optional, returns the bytes of the model, and of the whole state of an agent.
 - `extra_columns(config, spec)`, optional, returns the columns that the policy adds to each row (`ActingPolicy.extras`).
 
-A policy with the method `act` of `NetworkPolicy` can act in a simulator (`trainer=device`).
+A `NetworkPolicy` can also act in a simulator (`trainer=device`), and be exported.
 """
 
 from __future__ import annotations

@@ -22,8 +22,13 @@ from border_cli.agents.params import (
     clip_norm_,
 )
 from border_cli.core.errors import UsageError
+from border_cli.core.metrics import declare
 from border_cli.core.spaces import EnvSpec
 from border_cli.runtime import seeding
+
+declare("agent/q_mean", "reward", "mean value of the actions in the batches")
+declare("agent/target_mean", "reward", "mean TD target")
+declare("agent/grad_norm", "", "mean gradient norm before clipping")
 
 
 @dataclass(frozen=True)

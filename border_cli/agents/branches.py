@@ -6,10 +6,9 @@ forbidden, as the actions are that a mask of the observation forbids.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from border_cli.agents.config import NetworkConfig
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec
+from border_cli.runtime.tensors import library_of, like
 
 
 def check_discrete(config: NetworkConfig, spec: EnvSpec) -> None:
@@ -62,11 +62,11 @@ def mask_actions(
     """
     if mask is None and len(set(branches)) < 2:
         return values
-    xp: Any = torch if isinstance(values, Tensor) else np
+    xp = library_of(values)
     if mask is not None:
-        return cast(Values, xp.where(obs[mask] == 0, -math.inf, values))
-    ix = torch.arange(values.shape[1], device=values.device) if xp is torch else np.arange(values.shape[1])
+        return cast(Values, xp.where(obs[mask] == 0, -torch.inf, values))
+    ix = like(np.arange(values.shape[1]), values)
     is_none = xp.stack([ix >= n for n in branches])  # (D, n)
     return cast(
-        Values, xp.where(is_none, -math.inf, values.reshape(-1, *is_none.shape)).reshape(values.shape)
+        Values, xp.where(is_none, -torch.inf, values.reshape(-1, *is_none.shape)).reshape(values.shape)
     )

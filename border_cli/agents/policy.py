@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -68,52 +68,79 @@ class NetworkPolicy(ABC):
         """The rest of the initialisation, where a subclass has more."""
 
     def sample(self, obs: Obs, env_steps: int = 0, env_ix: Sequence[int] = ()) -> Array:
-        if self._memory is None:
-            return self._explore(obs, env_steps, env_ix) if self._exploring else self._exploit(obs)
-        self._memory.select(env_ix or range(len(next(iter(obs.values())))))
-        action = self._explore(obs, env_steps, env_ix) if self._exploring else self._exploit(obs)
-        self._memory.keep()
-        return action
-
-    @abstractmethod
-    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
-        """Actions in train mode; random numbers come from `_rng`."""
-
-    @abstractmethod
-    def _exploit(self, obs: Obs) -> Array:
-        """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
-
-    def _by_arrays(self, obs: Obs, noise: Array | None = None) -> tuple[Array, Array]:
-        """Outputs and features of the network as numpy computes it. A memory passes one time step."""
-        assert self._arrays is not None
-        before = None if self._memory is None else self._memory.before
-        with np.errstate(over="ignore", invalid="ignore"):  # as torch
-            outputs, features, after = self._arrays(obs, noise, before)
+        envs = env_ix or range(len(next(iter(obs.values()))))
+        outputs, seen = self._outputs(obs, envs, self._noise() if self._exploring else None)
+        if self._exploring:
+            action = self._explore(outputs, seen, env_steps, envs)
+        else:
+            action = self._exploit(outputs, seen)
         if self._memory is not None:
-            self._memory.after = after
-        return outputs, features
+            self._memory.keep()
+        return to_array(self._stored(action))
 
     @torch.inference_mode()
-    def _by_tensors(self, obs: Obs, *noise: Any) -> Any:
-        """What the network returns as torch computes it. A memory passes one time step."""
-        device = self.params.device
-        tensors = {name: to_device(rows, device) for name, rows in obs.items()}
-        if self._memory is None:
-            return self.network(tensors, *noise)
-        outputs, after = self.network.remember(tensors, to_device(self._memory.before, device), *noise)
-        self._memory.after = after.cpu().numpy()
-        return outputs
-
     def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
         """As `sample` in train mode, of tensors on the device: {name: (B, ...)} of environments 0 … B - 1 → (B, ...)."""
-        raise NotImplementedError
+        noise = self._noise()
+        outputs = self.network(obs, *(() if noise is None else (noise,)))
+        action = self._explore(outputs, obs, env_steps, range(len(next(iter(obs.values())))))
+        return cast(Tensor, self._stored(action))
 
     def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The greedy action of each row as a function of tensors, for exports: {name: (B, ...)} as stored → (B, ...).
 
         state: (B, units) of the memory of a recurrent network. Its state after the time step is returned too.
         """
-        raise NotImplementedError
+        outputs, after = (self.network(obs), None) if state is None else self.network.remember(obs, state)
+        return self._greedy(outputs, obs), after
+
+    def _outputs(
+        self, obs: Obs, env_ix: Sequence[int] | None = None, noise: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """What the network returns, and what it gets: arrays where numpy computes it, else tensors on the device.
+
+        A memory passes one time step. env_ix: the environments that it remembers; None: those of the last call.
+        """
+        memory, seen = self._memory, dict[str, Any](obs)
+        if memory is not None and env_ix is not None:
+            memory.select(env_ix)
+        before, args = None if memory is None else memory.before, () if noise is None else (noise,)
+        if self._arrays is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # as torch
+                normal = None if noise is None else noise.normal.numpy()
+                *outputs, after = self._arrays(obs, normal, before)
+                returned = self.network.of_outputs(*outputs)
+        else:
+            device, after = self.params.device, None
+            seen = {name: to_device(rows, device) for name, rows in obs.items()}
+            with torch.inference_mode():
+                if before is None:
+                    returned = self.network(seen, *args)
+                else:
+                    returned, after = self.network.remember(seen, to_device(before, device), *args)
+        if memory is not None:
+            memory.after = to_array(after)
+        return returned, seen
+
+    def _noise(self) -> Any:
+        """What the network takes in train mode besides an observation: random numbers, `normal`, or None."""
+        return None
+
+    @abstractmethod
+    def _explore(self, outputs: Any, obs: dict[str, Any], env_steps: int, env_ix: Sequence[int]) -> Any:
+        """Actions in train mode, arrays or tensors as the outputs of the network; random numbers come from `_rng`."""
+
+    @abstractmethod
+    def _greedy(self, outputs: Any, obs: dict[str, Any]) -> Any:
+        """The best actions."""
+
+    def _exploit(self, outputs: Any, obs: dict[str, Any]) -> Any:
+        """Actions in eval mode; random numbers, if any, come from `_eval_rng`."""
+        return self._greedy(outputs, obs)
+
+    def _stored(self, action: Any) -> Any:
+        """Actions as the replay and the environments take them."""
+        return action
 
     @property
     def memory_units(self) -> int | None:
@@ -169,6 +196,11 @@ class NetworkPolicy(ABC):
         for name, part in self._kept.items():
             part.load_state(state[name])
         seeding.restore(self._rng, {name: state[name] for name in state.keys() - self._kept.keys()})
+
+
+def to_array(value: Any) -> Array:
+    """An array as it is, a tensor as an array."""
+    return value if isinstance(value, np.ndarray) else value.detach().cpu().numpy()
 
 
 def copy_arrays(tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> None:

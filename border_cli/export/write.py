@@ -35,7 +35,7 @@ class ExportedPolicy(nn.Module):
     """The greedy action for each row of a batch.
 
     Args:
-        policy: one that implements `NetworkPolicy.decide`. Others raise UsageError.
+        policy: a `NetworkPolicy`. Others raise UsageError.
     """
 
     def __init__(self, policy: ActingPolicy, spec: EnvSpec) -> None:
@@ -43,7 +43,7 @@ class ExportedPolicy(nn.Module):
         if not isinstance(policy, NetworkPolicy) or not _decides(type(policy)):
             raise UsageError(
                 "the agent of this model cannot be exported",
-                allowed="border-cli's own agents, and those with `decide`",
+                allowed="border-cli's own agents, and those whose policy is a NetworkPolicy",
             )
         self.network = policy.network
         self._policy = policy
@@ -79,8 +79,8 @@ class ExportedPolicy(nn.Module):
 
 
 def _decides(kind: type[NetworkPolicy]) -> bool:
-    """Whether the policy acts by `decide`: no subclass of the class that defines it acts in another way."""
-    owner = next(base for base in kind.__mro__ if "decide" in vars(base))
+    """Whether the policy acts by `_greedy`: no subclass of the class that defines it acts in another way."""
+    owner = next(base for base in kind.__mro__ if "_greedy" in vars(base))
     derived = kind.__mro__[: kind.__mro__.index(owner)]
     ways = ("sample", "_exploit", "action_values", "begin_episode")
     return owner is not NetworkPolicy and not any(name in vars(base) for base in derived for name in ways)

@@ -195,8 +195,7 @@ def _check_acts_on_tensors(config: TrainConfig, spec: EnvSpec) -> None:
     from border_cli.agents.policy import NetworkPolicy
 
     policy = factories.evaluation_policy(spec, config)
-    acts = getattr(type(policy), "act", NetworkPolicy.act) is not NetworkPolicy.act
-    if not acts or getattr(policy, "memory_units", None) is not None:
+    if not isinstance(policy, NetworkPolicy) or policy.memory_units is not None:
         raise UsageError(
             f"agent={config.agent.type} cannot choose actions by tensors, as trainer=device needs",
             allowed="border-cli's own agents without a memory",

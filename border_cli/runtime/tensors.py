@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,16 @@ def to_device(array: Array, device: torch.device) -> Tensor:
     if device.type == "cuda":  # torch keeps the pinned memory until the copy is done
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def like(array: Array, other: Any) -> Any:
+    """An array as it is if the other is one, else as a tensor on its device."""
+    return array if isinstance(other, np.ndarray) else to_device(array, other.device)
+
+
+def library_of(value: Any) -> Any:
+    """Numpy for an array, torch for a tensor: functions that both have serve both."""
+    return np if isinstance(value, np.ndarray) else torch
 
 
 def repeat_bits_on_gpu(repeats: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from border_cli.agents.sac.agent import SacPolicy
 from border_cli.cli import bench
 from border_cli.cli.train import main
 from border_cli.config.throughput import Measured
-from border_cli.core.spaces import Obs
 from border_cli.run import probes
 from border_cli.runtime import machine
 from border_cli.runtime.stopping import StopFlag
@@ -126,15 +126,15 @@ def test_bench_measures_an_environment_with_masks_and_categories(
 def test_an_actor_is_measured_as_it_acts_in_most_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with the random actions at the start, and with the copied weights that actors use once they were sent some."""
     seen: list[bool] = []
-    mean_of = SacPolicy._action_parameters
+    normal = SacPolicy._normal
 
-    def noted(self: SacPolicy, obs: Obs) -> Any:
+    def noted(self: SacPolicy, env_ix: Sequence[int]) -> Any:
         assert self._arrays is not None
         weight = self._arrays._lists["layers"][0][2][0]
         seen.append(not np.shares_memory(weight, self.params.numpy()))
-        return mean_of(self, obs)
+        return normal(self, env_ix)
 
-    monkeypatch.setattr(SacPolicy, "_action_parameters", noted)
+    monkeypatch.setattr(SacPolicy, "_normal", noted)
     config = compose("agent=sac", "env=pendulum", "agent.random_env_steps=1000", "agent.hidden=[4]")
     ((acted, _),) = probes.act_alone([config], 0.0)
     assert acted > 0 and seen and all(seen)

@@ -206,7 +206,7 @@ def values(agent: Any, *observation: float, before: float | None = None) -> list
     obs = {"obs": np.array([observation], np.float32)}
     if agent.algorithm.config.type in MEMORIES:
         return values_with_memory(agent, obs, before)
-    if hasattr(agent.policy, "logits"):  # its critics have a value for each action
+    if agent.algorithm.config.type == "dsac":  # its critics have a value for each action
         with torch.no_grad():
             every = agent.algorithm.networks["critics"]({"obs": torch.from_numpy(obs["obs"])})
         return [float(v) for v in every[:, 0].mean(0)]

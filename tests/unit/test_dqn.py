@@ -16,7 +16,6 @@ from border_cli.agents.dqn.agent import (
     NO_STEP_NOISE,
     DqnAlgorithm,
     StepNoise,
-    epsilon_greedy,
     make_agent,
     make_policy,
 )
@@ -230,7 +229,7 @@ def test_epsilon_follows_global_env_steps() -> None:
 )
 def test_exploration_is_uniform_and_allowed(values: list[float], epsilon: float, shares: list[float]) -> None:
     rows = np.tile(np.array([values, values[::-1]], np.float32), (20_000, 1))
-    actions = epsilon_greedy(rows, epsilon, np.random.default_rng(0), masked=-np.inf in values)
+    actions = make_policy(DqnConfig(), SPEC, 0)._chosen(rows, epsilon, np.random.default_rng(0))
     for row, expected in enumerate((shares, shares[::-1])):
         counts = np.bincount(actions[row::2], minlength=len(values))
         assert counts / 20_000 == pytest.approx(expected, abs=0.02)

@@ -220,11 +220,11 @@ def test_the_policy_network(config: SacConfig, rows: int) -> None:
     arrays = numpy_network(network)
     assert arrays is not None
     out, features, _ = arrays(obs)
-    parameters = network.distribution(torch.from_numpy(out), torch.from_numpy(features))
+    parameters = network.of_outputs(out, features)
     for name in ("mean", "std", "features"):
         torch_values = getattr(wanted, name).numpy()
         np.testing.assert_allclose(
-            getattr(parameters, name).detach(),
+            getattr(parameters, name),
             torch_values,
             rtol=1e-4,
             atol=1e-5 * np.abs(torch_values).max(),

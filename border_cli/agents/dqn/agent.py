@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap, zip_longest
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -21,20 +22,17 @@ from border_cli.agents.agent import Family
 from border_cli.agents.algorithm import Algorithm, Learned
 from border_cli.agents.branches import by_branch, check_discrete, mask_actions, mean_of_branches
 from border_cli.agents.dqn.config import DqnConfig
-from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, ScalarHead, make_head
+from border_cli.agents.dqn.heads import CategoricalHead, QuantileHead, make_head
 from border_cli.agents.dqn.network import NO_NOISE, Noise, QNetwork
 from border_cli.agents.memory import at_next, mean_of_rows, memory_columns, sequence_errors
 from border_cli.agents.params import TensorBatch, flat_gradient
-from border_cli.agents.policy import NetworkPolicy
+from border_cli.agents.policy import NetworkPolicy, to_array
 from border_cli.core.errors import UsageError
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.runtime.tensors import to_device
+from border_cli.runtime.tensors import library_of, like, to_device
 
 declare("agent/loss", "", "mean loss of the TD error")
-declare("agent/q_mean", "reward", "mean value of the actions in the batches")
-declare("agent/target_mean", "reward", "mean TD target")
-declare("agent/grad_norm", "", "mean gradient norm before clipping")
 declare("agent/target_clipped", "", "share of the last batch's TD targets outside [v_min, v_max]")
 
 SCALARS = ("loss", "q_mean", "target_mean", "grad_norm")
@@ -45,29 +43,6 @@ _logger = logging.getLogger(__name__)
 
 
 # -- acting ---------------------------------------------------------------------
-
-
-def epsilon_greedy(values: Array, epsilon: float, rng: np.random.Generator, masked: bool) -> Array:
-    """(B,) the best action of each row, or with probability ε a random allowed one; without ε nothing is drawn.
-
-    Args:
-        values: (B, n), -inf for forbidden actions. Rows in which every action is forbidden count as free.
-        masked: whether there may be forbidden actions.
-    """
-    best: Array = values.argmax(1)
-    if epsilon == 0.0:
-        return best
-    random = (rng.random(len(best)) < epsilon).nonzero()[0]
-    if len(random):  # usually none
-        share = rng.random(len(random))  # `integers` takes five times as long
-        if masked:
-            forbidden = values[random] == -np.inf
-            allowed = ~forbidden | forbidden.all(1, keepdims=True)
-            drawn = (share * allowed.sum(1)).astype(np.int64)
-            best[random] = (allowed.cumsum(1) > drawn[:, None]).argmax(1)  # the drawn-th allowed one, from 0
-        else:
-            best[random] = (share * values.shape[1]).astype(np.int64)
-    return best
 
 
 class DqnPolicy(NetworkPolicy):
@@ -81,41 +56,18 @@ class DqnPolicy(NetworkPolicy):
         self._power = 1.0
         if self.config.epsilon_ladder is not None and n_actors > 1:
             self._power += self.config.epsilon_ladder * actor / (n_actors - 1)
-        self._noise_size = self.network.noise_size
-        self._shape, self._n, self._d = spec.action.shape, spec.action.n, len(spec.action.branches)
-        self._may_forbid = self._mask is not None or len(set(spec.action.branches)) > 1
+        self._shape = spec.action.shape if spec.action.kind == "multi_discrete" else ()
 
-    def action_values(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
+    def _noise(self) -> Noise | None:
+        size = self.network.noise_size
+        return Noise(normal=_normal(self._rng, size, self.params.device)) if size else None
+
+    def action_values(self, obs: Obs, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n) expected returns, -inf for forbidden actions, or (B, D, n) of D actions at once.
 
         env_ix: the environments that a memory remembers; None: those of the last `sample`, before it.
         """
-        outputs = self._outputs(obs, noise, env_ix)
-        if isinstance(self.head, ScalarHead):
-            values: Array = outputs[:, :, 0]
-        else:
-            with torch.inference_mode():
-                values = self.head.values(torch.from_numpy(outputs)).numpy()
-        values = mask_actions(values, obs, self._mask, self.network.branches)
-        return values.reshape(-1, self._d, self._n) if self._shape else values
-
-    def _outputs(self, obs: Obs, noise: Noise = NO_NOISE, env_ix: Sequence[int] | None = None) -> Array:
-        """(B, n, k) outputs of the network; see `action_values`."""
-        if self._memory is not None and env_ix is not None:
-            self._memory.select(env_ix)
-        outputs: Array
-        if self._arrays is None:
-            outputs = self._by_tensors(obs, noise).cpu().numpy()
-        else:
-            normal = None if noise.normal is None else noise.normal.numpy()
-            outputs, _ = self._by_arrays(obs, normal)
-        return outputs.reshape(-1, self._n, outputs.shape[-1]) if self._shape else outputs
-
-    def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(B,) int64, the best allowed action, (B, *shape) for several at once; without noise in the network."""
-        outputs, after = (self.network(obs), None) if state is None else self.network.remember(obs, state)
-        values = mask_actions(self.head.values(outputs), obs, self._mask, self.network.branches)
-        return values.argmax(1).reshape(-1, *self._shape), after
+        return self._by_action(self._values(*self._outputs(obs, env_ix)))
 
     def action_quantiles(self, obs: Obs, env_ix: Sequence[int] | None = None) -> Array:
         """(B, n, k) quantiles of the return, (B, D, n, k) of D actions at once.
@@ -124,32 +76,25 @@ class DqnPolicy(NetworkPolicy):
         """
         if not isinstance(self.head, QuantileHead):
             raise ValueError("the network of this agent has no quantiles\nallowed: agent=qrdqn or iqn")
-        outputs = self._outputs(obs, env_ix=env_ix)
-        shape = (self._d, self._n, outputs.shape[2])
-        return outputs.reshape(-1, *shape) if self._shape else outputs
+        return self._by_action(self._outputs(obs, env_ix)[0])
 
-    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
-        noise = NO_NOISE
-        if self._noise_size:
-            noise = Noise(normal=_normal(self._rng, self._noise_size, self.params.device))
-        values = self.action_values(obs, noise)
-        return self._chosen(values, self._epsilon(env_steps), self._rng)
+    def _by_action(self, rows: Any) -> Array:
+        array = to_array(rows)
+        return array.reshape(-1, len(self.network.branches), *array.shape[1:]) if self._shape else array
 
-    @torch.no_grad()
-    def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
-        """(B,) int64, ε-greedy, or (B, *shape) for several actions at once."""
-        device, noise = self.params.device, NO_NOISE
-        if self._noise_size:
-            noise = Noise(normal=_normal(self._rng, self._noise_size, device))
-        values = self.head.values(self.network(obs, noise))
-        values = mask_actions(values, obs, self._mask, self.network.branches)
-        best, epsilon = values.argmax(1), self._epsilon(env_steps)
-        if epsilon == 0.0:
-            return best.reshape(-1, *self._shape)
-        numbers = to_device(self._rng.random((len(best), values.shape[1] + 1), np.float32), device)
-        # The largest of independent uniform numbers is a uniform draw among the allowed actions.
-        drawn = numbers[:, 1:].masked_fill(values == -torch.inf, -1.0).argmax(1)
-        return torch.where(numbers[:, 0] < epsilon, drawn, best).reshape(-1, *self._shape)
+    def _values(self, outputs: Any, obs: Mapping[str, Any]) -> Any:
+        """(B·D, n) expected returns, -inf for forbidden actions."""
+        return mask_actions(self.head.values(outputs), obs, self._mask, self.network.branches)
+
+    def _greedy(self, outputs: Any, obs: dict[str, Any]) -> Any:
+        """(B,) int64, without noise in the network, (B, *shape) for several at once."""
+        return self._chosen(self._values(outputs, obs), 0.0, self._eval_rng)
+
+    def _explore(self, outputs: Any, obs: dict[str, Any], env_steps: int, env_ix: Sequence[int]) -> Any:
+        return self._chosen(self._values(outputs, obs), self._epsilon(env_steps), self._rng)
+
+    def _exploit(self, outputs: Any, obs: dict[str, Any]) -> Any:
+        return self._chosen(self._values(outputs, obs), self.config.eval_epsilon, self._eval_rng)
 
     def _epsilon(self, env_steps: int) -> float:
         """ε of ε-greedy exploration: linear over env steps, then to the actor's power; 0 if only noisy layers explore."""
@@ -160,16 +105,18 @@ class DqnPolicy(NetworkPolicy):
         epsilon = config.epsilon_start + share * (config.epsilon_final - config.epsilon_start)
         return float(epsilon**self._power)
 
-    def _exploit(self, obs: Obs) -> Array:
-        values = self.action_values(obs)
-        return self._chosen(values, self.config.eval_epsilon, self._eval_rng)
+    def _chosen(self, values: Any, epsilon: float, rng: np.random.Generator) -> Any:
+        """(B, *shape) best actions, or with probability ε a random allowed one; each of several explores for itself.
 
-    def _chosen(self, values: Array, epsilon: float, rng: np.random.Generator) -> Array:
-        """(B, *shape) actions by their values; each of several at once explores for itself."""
-        if not self._shape:
-            return epsilon_greedy(values, epsilon, rng, self._may_forbid)
-        flat = values.reshape(-1, self._n)
-        return epsilon_greedy(flat, epsilon, rng, self._may_forbid).reshape(-1, *self._shape)
+        values: (B·D, n), -inf for forbidden actions. Rows in which every action is forbidden count as free.
+        """
+        best, xp = values.argmax(1), library_of(values)
+        if epsilon and np.count_nonzero(is_random := rng.random(len(best)) < epsilon):
+            share = like(rng.random(values.shape, np.float32), values)
+            # The largest of independent uniform numbers is a uniform draw.
+            drawn = xp.where(values == -torch.inf, share - 1.0, share).argmax(1)
+            best = xp.where(like(is_random, values), drawn, best)
+        return best.reshape(-1, *self._shape)
 
 
 # -- learning -------------------------------------------------------------------
@@ -208,17 +155,13 @@ class DqnAlgorithm(Algorithm):
     def noise(self, rows: int) -> StepNoise:
         """See `Algorithm`: noise for all three passes, quantile levels for the two that are compared."""
         config, device = self.config, self.device
-        is_implicit = config.head == "implicit_quantile"
-        if not self._noise_size and not is_implicit:
+        levels = (config.quantiles, config.target_quantiles) if config.head == "implicit_quantile" else ()
+        if not self._noise_size and not levels:
             return NO_STEP_NOISE
-        taus: list[Tensor | None] = [None, None, None]
-        if is_implicit:
-            for i, n in enumerate((config.quantiles, config.target_quantiles)):
-                taus[i] = to_device(self.rng.random((rows, n), np.float32), device)
-        normals: list[Tensor | None] = [None, None, None]
-        if self._noise_size:
-            normals = list(_normal(self.rng, 3 * self._noise_size, device).split(self._noise_size))
-        return StepNoise(*(Noise(tau, normal) for tau, normal in zip(taus, normals, strict=True)))
+        taus = [to_device(self.rng.random((rows, n), np.float32), device) for n in levels]
+        size = self._noise_size
+        normals = _normal(self.rng, 3 * size, device).split(size) if size else ()
+        return StepNoise(*starmap(Noise, zip_longest(taus, normals)))
 
     def learn(self, batch: TensorBatch, noise: StepNoise, variant: int) -> Learned:
         config, head, d = self.config, self.head, len(self._branches)

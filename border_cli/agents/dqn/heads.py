@@ -7,7 +7,9 @@ return (QR-DQN and IQN, Dabney et al., 2018).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, mse_loss, smooth_l1_loss, softmax
@@ -24,8 +26,8 @@ class Head(ABC):
     """Values, targets and losses of a network's outputs (..., k), k numbers per action."""
 
     @abstractmethod
-    def values(self, outputs: Tensor) -> Tensor:
-        """(..., k) → (...): expected returns."""
+    def values(self, outputs: Any) -> Any:
+        """(..., k) → (...): expected returns, of arrays or tensors."""
 
     def target(self, outputs: Tensor, reward: Tensor, discount: Tensor, terminated: Tensor) -> Tensor:
         """TD targets (B, k): by default r + γ^m·output, and r alone where terminated.
@@ -38,7 +40,7 @@ class Head(ABC):
 
     def target_values(self, target: Tensor) -> Tensor:
         """(B, k) → (B,): the expected returns of targets."""
-        return self.values(target)
+        return cast(Tensor, self.values(target))
 
     @abstractmethod
     def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
@@ -46,7 +48,7 @@ class Head(ABC):
 
     def error(self, outputs: Tensor, target: Tensor) -> Tensor:
         """(B,) absolute errors for priorities, by default those of the expected returns."""
-        return (self.values(outputs) - self.target_values(target)).abs()
+        return cast(Tensor, self.values(outputs) - self.target_values(target)).abs()
 
 
 class ScalarHead(Head):
@@ -55,7 +57,7 @@ class ScalarHead(Head):
     def __init__(self, loss: str) -> None:
         self._loss = smooth_l1_loss if loss == "huber" else mse_loss
 
-    def values(self, outputs: Tensor) -> Tensor:
+    def values(self, outputs: Any) -> Any:
         return outputs.squeeze(-1)
 
     def loss(self, outputs: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
@@ -68,8 +70,10 @@ class CategoricalHead(Head):
     def __init__(self, atoms: Tensor) -> None:
         self.atoms = atoms
 
-    def values(self, outputs: Tensor) -> Tensor:
+    def values(self, outputs: Any) -> Any:
         """Σ p_i·z_i of logits."""
+        if isinstance(outputs, np.ndarray):
+            return self.values(torch.from_numpy(outputs)).numpy()
         return softmax(outputs, -1) @ self._support(outputs)
 
     def target_values(self, target: Tensor) -> Tensor:
@@ -137,7 +141,7 @@ class QuantileHead(Head):
     def __init__(self, kappa: float = 1.0) -> None:
         self._kappa = kappa
 
-    def values(self, outputs: Tensor) -> Tensor:
+    def values(self, outputs: Any) -> Any:
         """The mean of the quantiles."""
         return outputs.mean(-1)
 

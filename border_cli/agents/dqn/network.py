@@ -136,7 +136,11 @@ class QNetwork(nn.Module):
         if d > 1:
             out = out.flatten(-3, -2)
         out = out.squeeze(-1).transpose(1, 2) if self.is_implicit else out
-        return out if d == 1 else out.reshape(-1, max(self.branches), out.shape[-1])
+        return cast(Tensor, self.of_outputs(out))
+
+    def of_outputs(self, out: Any, features: Any = None) -> Any:
+        """(B, D·n, k) of D actions at once, arrays or tensors → (B·D, n, k)."""
+        return out.reshape(-1, max(self.branches), out.shape[-1])
 
     def described(self) -> dict[str, Any]:
         memory = [] if self.gru is None else layer_list(self, [self.gru])

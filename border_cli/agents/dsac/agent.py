@@ -27,8 +27,8 @@ from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list
 from border_cli.agents.params import TensorBatch, flat_gradient
 from border_cli.agents.policy import NetworkPolicy
 from border_cli.agents.sac.network import StackedLinear, hidden_layers
-from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.runtime.tensors import to_device
+from border_cli.core.spaces import EnvSpec
+from border_cli.runtime.tensors import library_of, like
 
 _FORBIDDEN = -1e9
 """Logit of a forbidden action: its probability is 0, and p·log p stays finite, also where all actions are forbidden."""
@@ -49,7 +49,12 @@ class DsacNetwork(nn.Module):
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """{name: (B, ...)} → (B, n), of D actions at once (B·D, n)."""
-        return in_float32(self.out, hidden_layers(self.encoder(obs), self.layers)).view(-1, self._n)
+        logits: Tensor = self.of_outputs(in_float32(self.out, hidden_layers(self.encoder(obs), self.layers)))
+        return logits
+
+    def of_outputs(self, out: Any, features: Any = None) -> Any:
+        """(B, D·n) of D actions at once, arrays or tensors → (B·D, n)."""
+        return out.reshape(-1, self._n)
 
     def described(self) -> dict[str, Any]:
         layers = layer_list(self, self.layers, relu_at_end=True)
@@ -90,41 +95,24 @@ class DsacPolicy(NetworkPolicy):
     network: DsacNetwork
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
-        self._branches, self._n, self._shape = spec.action.branches, spec.action.n, spec.action.shape
+        self._branches = spec.action.branches
+        self._shape = spec.action.shape if spec.action.kind == "multi_discrete" else ()
 
-    def logits(self, obs: Obs) -> Array:
+    def _logits(self, outputs: Any, obs: dict[str, Any]) -> Any:
         """(B·D, n), -inf for forbidden actions."""
-        if self._arrays is None:
-            logits = self._by_tensors(obs).cpu().numpy()
-        else:
-            logits = self._by_arrays(obs)[0].reshape(-1, self._n)
-        return mask_actions(logits, obs, self._mask, self._branches)
+        return mask_actions(outputs, obs, self._mask, self._branches)
 
-    def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, None]:
+    def _greedy(self, outputs: Any, obs: dict[str, Any]) -> Any:
         """(B,) int64, the most probable allowed action, (B, *shape) for several at once."""
-        logits = mask_actions(self.network(obs), obs, self._mask, self._branches)
-        return logits.argmax(1).reshape(-1, *self._shape), None
+        return self._logits(outputs, obs).argmax(1).reshape(-1, *self._shape)
 
-    @torch.no_grad()
-    def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
-        """(B,) int64, or (B, *shape) for several actions at once."""
-        logits: Tensor = mask_actions(self.network(obs), obs, self._mask, self._branches)
+    def _explore(self, outputs: Any, obs: dict[str, Any], env_steps: int, env_ix: Sequence[int]) -> Any:
+        logits = self._logits(outputs, obs)
         if env_steps < self.config.random_env_steps:
-            logits = torch.where(logits == -torch.inf, logits, 0.0)
-        noise = self._rng.gumbel(size=tuple(logits.shape)).astype(np.float32)
-        return (logits + to_device(noise, logits.device)).argmax(1).reshape(-1, *self._shape)
-
-    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
-        logits = self.logits(obs)
-        if env_steps < self.config.random_env_steps:
-            logits = np.where(logits == -np.inf, logits, np.float32(0.0))
+            logits = library_of(logits).where(logits == -torch.inf, logits, 0.0)
         # The largest of logits plus Gumbel noise is a draw by the probabilities (Gumbel, 1954).
-        drawn: Array = (logits + self._rng.gumbel(size=logits.shape)).argmax(1)
-        return drawn.reshape(-1, *self._shape)
-
-    def _exploit(self, obs: Obs) -> Array:
-        best: Array = self.logits(obs).argmax(1)
-        return best.reshape(-1, *self._shape)
+        noise = self._rng.gumbel(size=tuple(logits.shape)).astype(np.float32)
+        return (logits + like(noise, logits)).argmax(1).reshape(-1, *self._shape)
 
 
 # -- learning -------------------------------------------------------------------

@@ -36,6 +36,7 @@ from border_cli.agents.sac.network import ActionParameters, TanhBijector
 from border_cli.core.metrics import declare
 from border_cli.core.spaces import Array, EnvSpec
 from border_cli.core.types import Column, Step
+from border_cli.runtime.tensors import library_of
 
 __all__ = ["agent_bytes", "check_spec", "extra_columns", "make_agent", "make_policy"]
 
@@ -155,13 +156,14 @@ class FlashsacNetwork(nn.Module):
     def forward(self, obs: dict[str, Tensor], stats: BatchStats | None = None) -> ActionParameters:
         """{name: (B, ...)} → distribution of the actions. stats: see `BatchRenorm`."""
         out = self.trunk(self.encoder(obs).unsqueeze(0), stats)[0]
-        return self.distribution(out, out)
+        return self.of_outputs(out, out)
 
-    def distribution(self, out: Tensor, features: Tensor) -> ActionParameters:
-        """Of the outputs (B, 2·d)."""
-        mean, x = out.chunk(2, -1)
-        low, high = _LOG_STD_RANGE
-        return ActionParameters(mean, (low + (high - low) * 0.5 * (1.0 + torch.tanh(x))).exp(), features)
+    def of_outputs(self, out: Any, features: Any) -> ActionParameters:
+        """The distribution of the actions, by the outputs of the trunk, arrays or tensors."""
+        d, xp, (low, high) = out.shape[1] // 2, library_of(out), _LOG_STD_RANGE
+        return ActionParameters(
+            out[:, :d], xp.exp(low + (high - low) * 0.5 * (1.0 + xp.tanh(out[:, d:]))), features
+        )
 
     def described(self) -> dict[str, Any]:
         trunk = self.trunk
@@ -267,14 +269,14 @@ class FlashsacPolicy(SacPolicy):
     """Acts as SAC's policy, but repeats its noise."""
 
     def _make_noise(self, network: FlashsacNetwork) -> Memory:
-        return Memory(self._size, self.config.noise_repeat)
+        return Memory(self._bijector.size, self.config.noise_repeat)
 
     def _normal(self, env_ix: Sequence[int]) -> Array:
-        noise: Array = self._noise.sample(env_ix, self._rng)
+        noise: Array = self._kept_noise.sample(env_ix, self._rng)
         return noise
 
     def extras(self, step: Step) -> dict[str, Array]:
-        return {RETURN: self._noise.add(step, self.config.gamma, self.config.reward_clip)}
+        return {RETURN: self._kept_noise.add(step, self.config.gamma, self.config.reward_clip)}
 
 
 # -- learning -------------------------------------------------------------------

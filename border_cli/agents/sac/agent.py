@@ -33,8 +33,8 @@ from border_cli.agents.quantiles import midpoints, quantile_huber
 from border_cli.agents.sac.config import SacConfig
 from border_cli.agents.sac.network import ActionParameters, Critics, PolicyNetwork, TanhBijector
 from border_cli.core.errors import UsageError
-from border_cli.core.spaces import Array, EnvSpec, Obs
-from border_cli.runtime.tensors import to_device
+from border_cli.core.spaces import Array, EnvSpec
+from border_cli.runtime.tensors import library_of, like, to_device
 
 
 def check_spec(config: SacConfig, spec: EnvSpec) -> None:
@@ -99,13 +99,11 @@ class SacPolicy(NetworkPolicy):
     network: PolicyNetwork
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
-        bijector = TanhBijector(spec.action)
-        self._shape, self._bijector, self._size = spec.action.shape, bijector, bijector.size
-        self._middle, self._half_range = bijector.arrays
-        self._low, self._high = (np.array(b, np.float32) for b in (spec.action.low, spec.action.high))
-        self._noise: Any = self._make_noise(self.network)
-        if self._noise is not None:
-            self._kept["noise"] = self._noise
+        self._shape, self._bijector = spec.action.shape, TanhBijector(spec.action).to(self.params.device)
+        self._bounds = np.array([spec.action.low, spec.action.high], np.float32)
+        self._kept_noise: Any = self._make_noise(self.network)
+        if self._kept_noise is not None:
+            self._kept["noise"] = self._kept_noise
 
     def _make_noise(self, network: Any) -> Any:
         """What is kept of the exploration noise of each environment; None if each env step has noise of its own."""
@@ -113,80 +111,36 @@ class SacPolicy(NetworkPolicy):
             return None
         return StateDependentNoise(tuple(network.log_std.shape), self.config.noise_interval)
 
-    def _explore(self, obs: Obs, env_steps: int, env_ix: Sequence[int]) -> Array:
-        rows = len(next(iter(obs.values())))
-        is_random = env_steps < self.config.random_env_steps
-        if not is_random or self._memory is not None:  # a memory sees random steps too
-            mean, std, features = self._action_parameters(obs)
-        if is_random:
-            share = self._rng.random((rows, self._size), np.float32)
-            return self._inside(self._low * (1 - share) + self._high * share)
-        if isinstance(self._noise, StateDependentNoise):
-            matrices = self._noise.sample(env_ix or range(rows), self._rng)
-            weights = matrices * self.network.weight_std().detach().cpu().numpy()
-            return self._squashed(mean + np.einsum("bf,bfd->bd", features, weights))
-        normal = self._normal(env_ix or range(rows))
+    def _explore(
+        self, outputs: ActionParameters, obs: dict[str, Any], env_steps: int, env_ix: Sequence[int]
+    ) -> Any:
+        mean, scale, xp = outputs.mean, self._bijector.scale, library_of(outputs.mean)
+        if env_steps < self.config.random_env_steps:
+            return scale(2.0 * like(self._rng.random(mean.shape, np.float32), mean) - 1.0)
+        if isinstance(self._kept_noise, StateDependentNoise):
+            std = self.network.weight_std().detach()
+            weights = like(self._kept_noise.sample(env_ix, self._rng), mean) * (
+                std.numpy() if xp is np else std
+            )
+            return scale(xp.tanh(mean + xp.einsum("bf,bfd->bd", outputs.features, weights)))
+        normal = like(self._normal(env_ix), mean)
         if self.config.policy == "gaussian":
-            return self._squashed(mean + std * normal)
+            return scale(xp.tanh(mean + outputs.std * normal))
         # a deterministic policy: the noise is added to the action, in half ranges
-        return self._scaled(np.clip(np.tanh(mean) + self.config.noise_std * normal, -1.0, 1.0))
+        return scale((xp.tanh(mean) + self.config.noise_std * normal).clip(-1.0, 1.0))
 
     def _normal(self, env_ix: Sequence[int]) -> Array:
         """(k, d) float32 standard normal numbers: the exploration noise of these environments."""
-        return self._rng.standard_normal((len(env_ix), self._size), np.float32)
+        return self._rng.standard_normal((len(env_ix), self._bijector.size), np.float32)
 
-    @torch.no_grad()
-    def act(self, obs: dict[str, Tensor], env_steps: int) -> Tensor:
-        """(B, *shape) float32."""
-        device, size = self.params.device, (len(next(iter(obs.values()))), self._size)
-        if env_steps < self.config.random_env_steps:
-            x = 2.0 * to_device(self._rng.random(size, np.float32), device) - 1.0
-        elif isinstance(self._noise, StateDependentNoise):
-            of_action = self.network(obs)
-            matrices = to_device(self._noise.sample(range(size[0]), self._rng), device)
-            weights = matrices * self.network.weight_std()
-            x = torch.tanh(of_action.mean + torch.einsum("bf,bfd->bd", of_action.features, weights))
-        else:
-            of_action, normal = self.network(obs), to_device(self._normal(range(size[0])), device)
-            if self.config.policy == "gaussian":
-                x = torch.tanh(of_action.mean + of_action.std * normal)
-            else:
-                x = (torch.tanh(of_action.mean) + self.config.noise_std * normal).clamp(-1.0, 1.0)
-        low, high = to_device(self._low, device), to_device(self._high, device)
-        return self._bijector.to(device).scale(x).clamp(low, high).view(-1, *self._shape)
-
-    def _exploit(self, obs: Obs) -> Array:
-        return self._squashed(self._action_parameters(obs)[0])
-
-    def decide(self, obs: dict[str, Tensor], state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def _greedy(self, outputs: ActionParameters, obs: dict[str, Any]) -> Any:
         """(B, d) float32, the mean of the policy."""
-        of_action, after = (self.network(obs), None) if state is None else self.network.remember(obs, state)
-        return self._bijector.squash(of_action.mean), after
+        return self._bijector.scale(library_of(outputs.mean).tanh(outputs.mean))
 
-    def _action_parameters(self, obs: Obs) -> tuple[Array, Array, Array]:
-        """Mean, std and features of `ActionParameters`, as arrays. A memory passes one time step."""
-        if self._arrays is None:
-            of_action = self._by_tensors(obs)
-        else:
-            with torch.inference_mode():
-                of_action = self.network.distribution(*map(torch.from_numpy, self._by_arrays(obs)))
-        mean, std, features = (
-            part.cpu().numpy() for part in (of_action.mean, of_action.std, of_action.features)
-        )
-        return mean, std, features
-
-    def _squashed(self, u: Array) -> Array:
-        """(B, d) unbounded numbers → actions (B, *shape), as `TanhBijector.squash`."""
-        return self._scaled(np.tanh(u))
-
-    def _scaled(self, x: Array) -> Array:
-        """(B, d) numbers in [-1, 1] → actions (B, *shape)."""
-        return self._inside(self._middle + self._half_range * x)
-
-    def _inside(self, action: Array) -> Array:
+    def _stored(self, action: Any) -> Any:
         """(B, d) actions → (B, *shape) float32, clipped to the bounds after rounding; NaN becomes the lower bound."""
-        inside = np.fmin(np.fmax(action, self._low), self._high)
-        return np.asarray(inside, np.float32).reshape(len(action), *self._shape)
+        xp, (low, high) = library_of(action), (like(bound, action) for bound in self._bounds)
+        return xp.fmin(xp.fmax(action, low), high).reshape(-1, *self._shape)
 
 
 # -- learning -------------------------------------------------------------------
@@ -380,7 +334,8 @@ def smooth_action(
     noise: (B, d) standard normal · std, clip: of the noise, in half ranges of the action space.
     """
     x = torch.tanh(parameters.mean) + (std * noise).clamp(-clip, clip)
-    return bijector.scale(x.clamp(-1.0, 1.0))
+    action: Tensor = bijector.scale(x.clamp(-1.0, 1.0))
+    return action
 
 
 def truncate(values: Tensor, drop: int) -> Tensor:

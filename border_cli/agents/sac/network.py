@@ -20,6 +20,7 @@ from border_cli.agents.nets import Encoder, Linear, in_float32, layer_list
 from border_cli.agents.params import TensorBatch
 from border_cli.agents.sac.config import SacConfig
 from border_cli.core.spaces import ActionSpec, EnvSpec
+from border_cli.runtime.tensors import library_of
 
 
 class TanhBijector:
@@ -55,9 +56,10 @@ class TanhBijector:
         """Copies of a network share it: copying its tensors could not be traced (`border_cli.agents.graph`)."""
         return self
 
-    def scale(self, x: Tensor) -> Tensor:
-        """(..., d) in [-1, 1] → actions."""
-        return self.middle + self.half_range * x
+    def scale(self, x: Any) -> Any:
+        """(..., d) in [-1, 1] → actions, of arrays or tensors."""
+        middle, half_range = self.arrays if isinstance(x, np.ndarray) else (self.middle, self.half_range)
+        return middle + half_range * x
 
     def unscale(self, action: Tensor) -> Tensor:
         """(..., d) actions → [-1, 1], the inverse of `scale`."""
@@ -65,7 +67,7 @@ class TanhBijector:
 
     def squash(self, u: Tensor) -> Tensor:
         """(..., d) unbounded → actions."""
-        return self.scale(torch.tanh(u))
+        return cast(Tensor, self.scale(torch.tanh(u)))
 
     def log_prob(self, u: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """Log-density (...) of tanh(u), the action scaled to [-1, 1], for u ~ N(mean, std²) of (..., d).
@@ -88,15 +90,15 @@ _MIN_STD = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class ActionParameters:
-    """Distribution of the action before tanh.
+    """Distribution of the action before tanh, as tensors or arrays.
 
     mean: (B, d) · std: (B, d), ones if the policy is deterministic · features: (B, f) outputs of the last hidden layer;
     state-dependent noise is a linear function of them.
     """
 
-    mean: Tensor
-    std: Tensor
-    features: Tensor
+    mean: Any
+    std: Any
+    features: Any
 
 
 class PolicyNetwork(nn.Module):
@@ -125,18 +127,21 @@ class PolicyNetwork(nn.Module):
         """
         x = self.encoder(obs) if self.gru is None else obs[STATE]
         x = hidden_layers(x, self.layers, self.norms, stats)
-        return self.distribution(in_float32(self.out, x), x.float())
+        return self.of_outputs(in_float32(self.out, x), x.float())
 
-    def distribution(self, out: Tensor, x: Tensor) -> ActionParameters:
-        """Of the outputs (B, ...), and the outputs (B, f) of the layer before."""
+    def of_outputs(self, out: Any, features: Any) -> ActionParameters:
+        """The distribution of the actions, by the outputs of the last layer and of the one before, arrays or tensors."""
+        xp = library_of(out)
         if self.is_state_dependent:
             # of Σ_f x_f·ε_fd, ε_fd ~ N(0, weight_std²)
-            variance = in_float32(torch.matmul, x.square(), self.weight_std().square())
-            return ActionParameters(out.clamp(*MEAN_RANGE), (variance + _MIN_STD**2).sqrt(), x)
+            std = self.weight_std() if xp is torch else self.weight_std().detach().numpy()
+            squares = xp.square(features), xp.square(std)
+            variance = in_float32(torch.matmul, *squares) if xp is torch else np.matmul(*squares)
+            return ActionParameters(out.clip(*MEAN_RANGE), xp.sqrt(variance + _MIN_STD**2), features)
         if self.kind == "deterministic":
-            return ActionParameters(out, torch.ones_like(out), x)
-        mean, log_std = out.chunk(2, -1)
-        return ActionParameters(mean, log_std.clamp(*_LOG_STD_RANGE).exp(), x)
+            return ActionParameters(out, xp.ones_like(out), features)
+        d = out.shape[1] // 2
+        return ActionParameters(out[:, :d], xp.exp(out[:, d:].clip(*_LOG_STD_RANGE)), features)
 
     def described(self) -> dict[str, Any]:
         layers = [] if self.gru is None else layer_list(self, [self.gru])
