@@ -148,7 +148,6 @@ class Algorithm(ABC):
 
     def variant(self, number: int) -> int:
         """Which form opt step `number` has: what differs between forms is not decided by tensors."""
-        del number
         return 0
 
     @abstractmethod
@@ -177,7 +176,6 @@ class Algorithm(ABC):
 
     def lr(self, network: str) -> float:
         """The learning rate of a network, before the schedule."""
-        del network
         return float(self.config.lr)
 
     def update_targets(self, number: int) -> None:

@@ -78,12 +78,10 @@ class AgentConfig:
         opt_steps: as in `BufferConfig.resolve` · may_switch: whether opt steps may become compiled ones in the middle of
         the run, which changes the rounding; then `compile=auto` stays open.
         """
-        del opt_steps, may_switch
         return self
 
     def on_device(self, device: str) -> AgentConfig:
         """A copy with the sizes for the learner's device, where they are left open."""
-        del device
         return self
 
     def trained(self) -> AgentConfig:
@@ -210,7 +208,6 @@ class BufferConfig:
 
     def resolve(self, opt_steps: int | None) -> BufferConfig:
         """A copy with values for what is left open. opt_steps: those of the whole run, None where unknown."""
-        del opt_steps
         return self
 
 
