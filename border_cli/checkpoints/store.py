@@ -71,6 +71,8 @@ class Manifest:
         check_file_names(data["files"])
         files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
         manifest = Manifest(data["opt_steps"], files)
+        if type(manifest.opt_steps) is not int or manifest.opt_steps < 0:
+            raise ValueError(f"opt_steps is {manifest.opt_steps!r}, not a count")
         if data["parts"] != manifest.parts:
             raise ValueError("its parts are not those of its files")
         return manifest

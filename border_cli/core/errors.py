@@ -54,7 +54,7 @@ class UsageError(BorderError):
 
 
 class ResourceError(BorderError):
-    """Memory, disk space or descriptors are too few; the message says what is needed and what is free."""
+    """Memory, disk space, descriptors or processes are too few."""
 
     code = ExitCode.RESOURCES
 

@@ -71,7 +71,7 @@ class FileRecorder(Recorder, ABC):
         """What is appended for a record."""
 
     def write(self, record: Record) -> None:
-        """Append a record, or count it as dropped."""
+        """Append a record, or count it as dropped; what was written of it goes with the next record."""
         piece = self._encoded(record)
         try:
             self._file.append(piece)

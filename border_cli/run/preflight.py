@@ -75,6 +75,7 @@ def preflight(
     config, measured, reason = resolve.with_env_facts(config, probed.action_mask, probed.categories), None, ""
     if config.buffer.her != "none" and probed.first is not None:
         GoalOutcome(config.env, spec).check(spec, probed.first)
+    _check_buffer(config)
     if envs := throughput.env_counts(config):  # a measurement may and can decide something
         from border_cli.run import probes
 
@@ -225,6 +226,20 @@ def _check_device(config: TrainConfig) -> None:
             f"agent.precision={precision}: device={device} has no instructions for it on this machine\n"
             "allowed here: agent.precision=float32 in a new run, which init_from=<run> starts from the weights of another"
         )
+
+
+def _check_buffer(config: TrainConfig) -> None:
+    """Raise UsageError where a buffer of a plugin lacks what the run asks of it."""
+    asked = {
+        "sequences": (getattr(config.agent, "sequences", None) is not None, f"agent={config.agent.type}"),
+        "outcome": (config.buffer.her != "none", f"buffer.her={config.buffer.her}"),
+    }
+    for argument, (is_needed, what) in asked.items():
+        if is_needed and not factories.buffer_knows(argument, config):
+            raise UsageError(
+                f"{what} needs a buffer with the argument {argument}, which buffer={config.buffer.type} lacks",
+                allowed="buffer=uniform or prioritized",
+            )
 
 
 def _replay_on_gpu(config: TrainConfig, replay_bytes: int) -> bool:

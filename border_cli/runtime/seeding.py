@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +72,9 @@ def restore(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Set a generator to a saved state. Raises IncompatibleStateError if it is not of its kind."""
     check_like(State({}, {"state": state}), State({}, {"state": rng.bit_generator.state}), "a generator")
     try:
-        rng.bit_generator.state = dict(state)
-    except (ValueError, OverflowError, DeprecationWarning) as e:  # numpy < 2 warns of a negative number
+        with warnings.catch_warnings():
+            # numpy below 2 warns of a negative number, and takes another one
+            warnings.simplefilter("error", DeprecationWarning)
+            rng.bit_generator.state = dict(state)
+    except (ValueError, OverflowError, DeprecationWarning) as e:  # a number out of range
         raise IncompatibleStateError(f"the saved state of a generator does not fit: {e}") from e

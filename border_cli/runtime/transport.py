@@ -36,6 +36,14 @@ pickled, and in the child."""
 pickling = threading.Lock()
 
 
+def _place_of(descriptor: int) -> int:
+    """Pass a descriptor. Returns its place among those that are passed."""
+    if not pickling.locked():
+        raise RuntimeError("shared memory and events can only be arguments of a child")
+    passed.append(descriptor)
+    return len(passed) - 1
+
+
 def _places(sizes: Sequence[int]) -> tuple[int, list[int]]:
     """Size of a block of parts of these sizes [bytes], and their offsets: each begins on a cache line of its own."""
     ends = list(itertools.accumulate(-(-nbytes // CACHE_LINE) * CACHE_LINE for nbytes in sizes))
@@ -78,8 +86,7 @@ class SharedBlock:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
-        passed.append(self._fd)
-        return SharedBlock, (self.size, "what its parent shares with it", len(passed) - 1)
+        return SharedBlock, (self.size, "what its parent shares with it", _place_of(self._fd))
 
 
 class SharedEvent:
@@ -121,8 +128,7 @@ class SharedEvent:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., SharedEvent], tuple[Any, ...]]:
-        passed.append(self._fds[0])
-        return SharedEvent, (len(passed) - 1,)
+        return SharedEvent, (_place_of(self._fds[0]),)
 
 
 def _allocate(size: int) -> int:
@@ -158,7 +164,7 @@ def resource_error(error: OSError, purpose: str) -> ResourceError:
     """The error to show a person when the system refused memory, a descriptor or a process."""
     return ResourceError(
         f"{purpose}: {error.strerror or error}",
-        allowed="a smaller n_actors, or a higher limit (`ulimit -n`, `ulimit -u`, a container's pids.max)",
+        allowed="a smaller n_actors, more memory, or a higher limit (`ulimit -n`, `ulimit -u`, a container's pids.max)",
     )
 
 

@@ -168,6 +168,10 @@ def _drawn(env: Any) -> Array:
             f"video: the environment cannot draw: {type(e).__name__}: {first_line(e)}",
             allowed="with the packages that it draws with; without a display, MuJoCo draws with MUJOCO_GL=egl in front",
         ) from e
+    if np.ndim(frame) != 3 or frame.shape[2] != 3:
+        raise UsageError(
+            f"video: the environment draws frames of shape {np.shape(frame)}", allowed="(height, width, 3)"
+        )
     return frame.astype(np.uint8, copy=False)
 
 

@@ -114,6 +114,19 @@ def test_only_a_buffer_whose_maker_takes_a_device_can_be_there(monkeypatch: pyte
     assert factories.make_buffer(config, spec_of("dqn")) == "no device"
 
 
+@pytest.mark.parametrize(
+    ("agent", "her", "what"), [("r2d2", "none", "agent=r2d2"), ("dqn", "future", "buffer.her=future")]
+)
+def test_a_buffer_that_lacks_what_the_run_asks_of_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, agent: str, her: str, what: str
+) -> None:
+    config = TrainConfig(agent=config_of(agent), buffer=BufferConfig(her=her))
+    preflight._check_buffer(config)
+    monkeypatch.setitem(BUFFERS, "uniform", SimpleNamespace(load=lambda: InMemory))
+    with pytest.raises(UsageError, match=f"{what} needs a buffer with the argument"):
+        preflight._check_buffer(config)
+
+
 @pytest.mark.parametrize(("device", "expected"), [("cuda:1", "cuda"), ("cpu", "auto"), ("mps", "auto")])
 def test_resume_auto_on_another_device_decides_again(device: str, expected: str) -> None:
     """Where the rows are, and whether opt steps are compiled; without a GPU, auto is main memory."""
