@@ -18,7 +18,7 @@ from border_cli.agents.config import NetworkConfig
 from border_cli.agents.params import TensorBatch
 from border_cli.core.errors import UsageError
 from border_cli.core.spaces import Array, EnvSpec
-from border_cli.runtime.tensors import library_of, like
+from border_cli.runtime.tensors import library_of
 
 
 def check_discrete(config: NetworkConfig, spec: EnvSpec) -> None:
@@ -65,7 +65,7 @@ def mask_actions(
     xp = library_of(values)
     if mask is not None:
         return cast(Values, xp.where(obs[mask] == 0, -torch.inf, values))
-    ix = like(np.arange(values.shape[1]), values)
+    ix = torch.arange(values.shape[1], device=values.device) if xp is torch else np.arange(values.shape[1])
     is_none = xp.stack([ix >= n for n in branches])  # (D, n)
     return cast(
         Values, xp.where(is_none, -torch.inf, values.reshape(-1, *is_none.shape)).reshape(values.shape)

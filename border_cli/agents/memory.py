@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,18 +116,22 @@ class PerEnvironment:
         return ix
 
     def state(self) -> dict[str, Any]:
-        """The rows as JSON values."""
-        return {name: rows.tolist() for name, rows in self.rows.items()}
+        """The rows as JSON values, in base64."""
+        return {name: base64.b64encode(rows.tobytes()).decode() for name, rows in self.rows.items()}
 
     def load_state(self, state: Any) -> None:
         """Raises IncompatibleStateError unless the state is one of `state`."""
-        like = {name: np.zeros((1, *rows.shape[1:]), rows.dtype).tolist() for name, rows in self.rows.items()}
-        check_like(State({}, {"kept": state}), State({}, {"kept": like}), "the policy")
+        check_like(State({}, {"kept": state}), State({}, {"kept": self.state()}), "the policy")
         try:
-            for name, rows in self.rows.items():
-                self.rows[name] = np.array(state[name], rows.dtype).reshape(len(state[name]), *rows.shape[1:])
+            saved = {
+                name: np.frombuffer(base64.b64decode(state[name]), rows.dtype).reshape(-1, *rows.shape[1:])
+                for name, rows in self.rows.items()
+            }
         except ValueError as e:
             raise IncompatibleStateError(f"the saved state of the policy does not fit: {e}") from e
+        if len({len(rows) for rows in saved.values()}) > 1:
+            raise IncompatibleStateError("the saved state of the policy has rows of different environments")
+        self.rows = {name: rows.copy() for name, rows in saved.items()}
 
 
 class Memory(PerEnvironment):

@@ -237,7 +237,7 @@ def _device_and_replay(config: TrainConfig) -> None:
     _refuse(
         capacity < least,
         f"buffer.capacity={capacity} might never offer a batch of agent.batch_size={config.agent.batch_size}",
-        f"capacity >= 2·batch_size + n_actors·envs_per_actor·(n_step + 1) = {least}"
+        f"capacity >= 2·batch_size + n_actors·envs_per_actor·(n_step + frame_stack) = {least}"
         if sequences is None
         else f"capacity >= {least}, for sequences of agent.sequence_length={sequences.length}",
     )

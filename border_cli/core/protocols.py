@@ -154,7 +154,7 @@ class ReplayBuffer(Protocol):
         """Continue from a saved state, after `load_state` if rows are restored too. Raises ValueError."""
 
     def state(self) -> State:
-        """Rows, in blocks that are written once when they are sealed, and where each stream's rows are."""
+        """Rows, in blocks that are written once when they are sealed, and what else the batches depend on."""
 
     def load_state(self, state: State) -> None:
         """Replace the rows by those of a saved state. Raises ValueError if it does not fit."""

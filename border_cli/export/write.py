@@ -82,7 +82,7 @@ def _decides(kind: type[NetworkPolicy]) -> bool:
     """Whether the policy acts by `_greedy`: no subclass of the class that defines it acts in another way."""
     owner = next(base for base in kind.__mro__ if "_greedy" in vars(base))
     derived = kind.__mro__[: kind.__mro__.index(owner)]
-    ways = ("sample", "_exploit", "action_values", "begin_episode")
+    ways = ("sample", "_exploit", "_stored", "action_values", "begin_episode")
     return owner is not NetworkPolicy and not any(name in vars(base) for base in derived for name in ways)
 
 

@@ -104,6 +104,7 @@ def buffer_bytes(config: BufferConfig, spec: EnvSpec, extra: tuple[Column, ...] 
     slot = (
         _row_bytes(_parts(spec, extra)) + _TRANSITION.itemsize + 1 + 2 * 8
     )  # whether it can be sampled, and its links
+    slot += 32 if config.her != "none" else 0  # its place in its episode, measured
     # Of a tree: per leaf, float64, with the nodes above the leaves
     tree = 8 * 16 / 15 if isinstance(config, PrioritizedConfig) else 0.0
     return round(config.capacity * (slot + tree))

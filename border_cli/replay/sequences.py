@@ -60,6 +60,7 @@ class SequenceReplayBuffer(RowReplayBuffer):
         rows = run_of(self._streams.after, first, len(place) - 1)
         final = self._beside["final"][rows]
         final[:, -1] = True  # without an end before it, this is the last observation that is needed
+        final[:, :-1] |= rows[:, 1:] == self._streams.n  # behind a lost life there may be fewer rows yet
         end = final.argmax(1)[:, None]
         rows = np.where(place <= end, rows, np.take_along_axis(rows, end, 1))
         place = place[: self._length]

@@ -197,7 +197,7 @@ def test_a_policy_remembers_each_environment_until_its_episode_ends(agent: str) 
     policy.load_generator_state(saved)
     np.testing.assert_allclose(steps(2, env_ix=1)[0], alone[2], rtol=1e-5, atol=1e-6)
     other: Any = make_learner(agent, gru=3).policy
-    with pytest.raises(IncompatibleStateError, match=r"policy does not fit: .*,3"):
+    with pytest.raises(IncompatibleStateError, match="policy does not fit"):
         other.load_generator_state(saved)
 
 

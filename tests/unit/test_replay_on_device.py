@@ -16,8 +16,11 @@ from border_cli.config.registry import BUFFERS
 from border_cli.config.resolve import inherit
 from border_cli.config.schema import BufferConfig, TrainConfig
 from border_cli.core.errors import ResourceError, UsageError
-from border_cli.core.types import Column
+from border_cli.core.types import Column, SequenceShape, empty_items, item_columns
+from border_cli.replay.buffer import Returns
 from border_cli.replay.device import DeviceRows
+from border_cli.replay.samplers import UniformSampler
+from border_cli.replay.sequences import SequenceReplayBuffer
 from border_cli.run import factories, preflight, run
 from border_cli.run.probes import made_up
 from tests.learners import assert_same_state, config_of, make_learner, spec_of
@@ -112,6 +115,20 @@ def test_only_a_buffer_whose_maker_takes_a_device_can_be_there(monkeypatch: pyte
     monkeypatch.setitem(BUFFERS, "uniform", SimpleNamespace(load=lambda: InMemory))
     assert not factories.buffer_knows("device", config)
     assert factories.make_buffer(config, spec_of("dqn")) == "no device"
+
+
+def test_a_sequence_up_to_a_lost_life_ends_with_the_newest_row() -> None:
+    """Its last transition is complete one row behind the lost life, not n."""
+    spec, device = spec_of("dqn"), torch.device("cpu")
+    sampler, rows = UniformSampler(np.random.default_rng(0)), partial(DeviceRows, device=device)
+    buffer = SequenceReplayBuffer(100, spec, sampler, 3, (), Returns(), rows, SequenceShape(4, 2), None)
+    for t in range(5):
+        items = empty_items(item_columns(spec), 1)
+        items["step"][:], items["reward"][:], items["terminated"][:] = t, 1.0, t == 3
+        buffer.push(items)
+    batch = buffer.batch(1)
+    assert batch.extra["is_valid"].all() and (batch.discount[0] == 0.0).tolist() == [False, True, True, True]
+    assert batch.extra["next"].tolist() == [[3, 4, 4, 4]]
 
 
 @pytest.mark.parametrize(
