@@ -39,6 +39,7 @@ _UNLIKE = ("name", "seed", "plan", "debug", "recorder", "checkpoint", "preset")
 _GONE = {"prioritized": {"initial_priority": "max", "normalizer": "batch"}}
 """Keys of kinds of buffers that no longer exist, with the value that stands for what the buffer does now."""
 _GONE_OF_ENV = {"nonfinite": "error"}
+"""The same of the environment."""
 _NEW = {
     "agent": {
         **{"adam_beta1": 0.9, "critic_hidden": [], "norm": "none", "privileged_obs": []},

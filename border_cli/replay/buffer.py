@@ -1,7 +1,7 @@
-"""The replay buffer: rows by stream, and the transitions between them.
+"""The replay buffer: a ring of rows, and the transitions between them.
 
 A row is one env step: observation, action, raw reward, `terminated`, and what the agent adds; or the final observation
-of an episode. Every observation is stored once. `border_cli.replay.streams` says where the rows of a stream lie. The
+of an episode. Every observation is stored once. `border_cli.replay.streams` links the rows of a stream. The
 transition of row t spans m env steps: n, or fewer where the episode ends before. Its reward is Σ_{k<m} γ^k·r_{t+k}, and
 its next observation is row t + m (Sutton, 1988; as in Rainbow, Hessel et al., 2018). Sum, discount and the slot of row
 t + m are computed once, when row t + m arrives: each row is sampled many times.
@@ -24,14 +24,7 @@ from border_cli.core.types import Batch, Column, Items, SequenceShape, obs_colum
 from border_cli.replay.config import PrioritizedConfig
 from border_cli.replay.goals import Hindsight, Outcome
 from border_cli.replay.samplers import PrioritizedSampler, UniformSampler
-from border_cli.replay.streams import (
-    ENV_BITS,
-    MakeRows,
-    PackedRows,
-    Streams,
-    row_layout,
-    run_of,
-)
+from border_cli.replay.streams import ENV_BITS, MakeRows, PackedRows, Streams, row_layout, run_of
 from border_cli.runtime.seeding import REPLAY, generator, restore
 
 _BESIDE = (
@@ -101,9 +94,8 @@ def make_buffer(
 
 def buffer_bytes(config: BufferConfig, spec: EnvSpec, extra: tuple[Column, ...] = ()) -> int:
     """Bytes of memory that the buffer takes once it is full."""
-    slot = (
-        _row_bytes(_parts(spec, extra)) + _TRANSITION.itemsize + 1 + 2 * 8
-    )  # whether it can be sampled, and its links
+    slot = _row_bytes(_parts(spec, extra)) + _TRANSITION.itemsize
+    slot += 1 + 2 * 8  # whether it can be sampled, and its links
     slot += 32 if config.her != "none" else 0  # its place in its episode, measured
     # Of a tree: per leaf, float64, with the nodes above the leaves
     tree = 8 * 16 / 15 if isinstance(config, PrioritizedConfig) else 0.0

@@ -37,10 +37,6 @@ class Hindsight:
         """Rows arrive in these slots. before: the slots of those before them · step: their number in the episode."""
         for slot, old, is_later in zip(slots.tolist(), before.tolist(), step.tolist(), strict=True):
             episode = self.episodes[old] if is_later and old < self.capacity else array("q")
-            if (
-                len(episode) == self.capacity
-            ):  # the slots of rows that are lost do not add up in an endless episode
-                episode = array("q")
             self.episodes[slot], self.places[slot] = episode, len(episode)
             episode.append(slot)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from border_cli.actors.sampler import RowProcessor
@@ -414,6 +414,9 @@ def test_a_buffer_that_loads_a_state_gives_the_same_batches_and_sealed_blocks_ne
 @pytest.mark.parametrize("kind", BUFFERS)
 @settings(max_examples=100 if FULL else 20, deadline=None)
 @given(capacity=st.integers(9, 200), before=PLANS, after=PLANS, errors=ERRORS)
+@example(
+    9, [("restart", 0)], [("episode", 0, 0, 9, "terminated")], np.zeros(4, np.float32)
+)  # longer than the ring
 def test_a_goal_in_hindsight_is_of_a_later_row_of_the_episode_and_the_same_after_loading(
     kind: str, capacity: int, before: Any, after: Any, errors: Any
 ) -> None:

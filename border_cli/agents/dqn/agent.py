@@ -56,7 +56,7 @@ class DqnPolicy(NetworkPolicy):
         self._power = 1.0
         if self.config.epsilon_ladder is not None and n_actors > 1:
             self._power += self.config.epsilon_ladder * actor / (n_actors - 1)
-        self._shape = spec.action.shape if spec.action.kind == "multi_discrete" else ()
+        self._shape = spec.action.shape
 
     def _noise(self) -> Noise | None:
         size = self.network.noise_size

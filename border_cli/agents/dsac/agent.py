@@ -96,7 +96,7 @@ class DsacPolicy(NetworkPolicy):
 
     def _prepare(self, spec: EnvSpec, actor: int, n_actors: int) -> None:
         self._branches = spec.action.branches
-        self._shape = spec.action.shape if spec.action.kind == "multi_discrete" else ()
+        self._shape = spec.action.shape
 
     def _logits(self, outputs: Any, obs: dict[str, Any]) -> Any:
         """(B·D, n), -inf for forbidden actions."""
